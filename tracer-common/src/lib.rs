@@ -1,0 +1,2 @@
+//! The ABI between the two halves.
+#![no_std]

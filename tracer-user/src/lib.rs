@@ -1,0 +1,1 @@
+//! cudatrace, the user half.

@@ -1,0 +1,2 @@
+//! The `cudatrace` program.
+fn main() {}
