@@ -1,0 +1,47 @@
+//! What user space tells the kernel half about a traced process.
+
+use crate::{plain_data, python::layout::PythonLayout};
+
+/// Where a thread finds its Python thread state ([`ThreadStateSource::kind`]).
+pub mod thread_state_kind {
+    /// Python stacks are off.
+    pub const NONE: u32 = 0;
+    /// The pthread key `autoTSSkey` (CPython 3.8–3.14 on glibc): two dependent reads.
+    pub const PTHREAD_KEY: u32 = 1;
+    /// A thread-local variable at a fixed offset from the thread pointer (CPython 3.15).
+    pub const TLS: u32 = 2;
+}
+
+/// How to find the Python thread state of the current thread from its thread pointer (fs base).
+///
+/// The *gilstate slot* is used, not the current thread state: the latter is null, or another
+/// thread's, whenever the GIL is released, as it is at most allocations of PyTorch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadStateSource {
+    /// One of [`thread_state_kind`].
+    pub kind: u32,
+    /// Pthread key: offset of the value inside the second-level block.
+    pub slot: u32,
+    /// Pthread key: offset from the thread pointer of the pointer to the second-level block.
+    /// TLS: offset of the variable.
+    pub offset: i64,
+}
+
+/// Value of the `PROCESSES` map, by tgid. A process that is not in the map is not traced.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessConfig {
+    /// Where the thread state is.
+    pub thread_state: ThreadStateSource,
+    /// Bumped by the kernel half whenever a known code object is freed; seeds the stack hash, so
+    /// that a stack id never names a code object that took the address of a freed one.
+    pub generation: u64,
+    /// Offsets inside the interpreter's structures.
+    pub layout: PythonLayout,
+}
+
+plain_data! {
+    ThreadStateSource = 16,
+    ProcessConfig = 24 + 56,
+}

@@ -1,0 +1,102 @@
+//! Definitions of code objects: names and where the line table lies.
+
+use super::layout::PythonLayout;
+use crate::{
+    ReadMem,
+    wire::{CodeRecord, FILENAME_BYTES, LINES_CHUNK, LinesRecord, WireString},
+};
+
+/// Which end of a string is kept when it does not fit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Head,
+    Tail,
+}
+
+/// Fills `record` with the names of the code object at `code`, and returns the address of its line
+/// table's bytes. A part that cannot be read is left empty (`width` 0, size 0), never guessed.
+#[inline(always)]
+pub fn describe(
+    layout: &PythonLayout,
+    code: u64,
+    record: &mut CodeRecord,
+    mem: &impl ReadMem,
+) -> u64 {
+    record.address = code;
+    record.first_line =
+        mem.read_u32(code.wrapping_add(u64::from(layout.code_first_line))).unwrap_or(0) as i32;
+    read_string(layout, code, layout.code_name, Keep::Head, &mut record.name, mem);
+    read_string(layout, code, layout.code_qualname, Keep::Head, &mut record.qualname, mem);
+    read_string(layout, code, layout.code_filename, Keep::Tail, &mut record.filename, mem);
+    record.line_table_size = 0;
+    let Some(bytes) = mem.read_u64(code.wrapping_add(u64::from(layout.code_line_table))) else {
+        return 0;
+    };
+    match mem.read_u64(bytes.wrapping_add(u64::from(layout.bytes_size))) {
+        Some(size) if size <= u64::from(u32::MAX) => record.line_table_size = size as u32,
+        _ => {}
+    }
+    bytes.wrapping_add(u64::from(layout.bytes_data))
+}
+
+/// Fills `record` with the piece of the line table at `table` that starts at `offset`; `false` when
+/// it cannot be read. `size` is the size of the whole table.
+#[inline(always)]
+pub fn read_lines(
+    table: u64,
+    size: u32,
+    offset: u32,
+    record: &mut LinesRecord,
+    mem: &impl ReadMem,
+) -> bool {
+    let left = size.wrapping_sub(offset);
+    let filled = if left > LINES_CHUNK as u32 { LINES_CHUNK as u32 } else { left };
+    record.offset = offset;
+    record.filled = filled;
+    // SAFETY: `filled` is at most the length of `bytes`.
+    unsafe { mem.read(table.wrapping_add(u64::from(offset)), record.bytes.as_mut_ptr(), filled) }
+}
+
+#[inline(always)]
+fn read_string<const N: usize>(
+    layout: &PythonLayout,
+    code: u64,
+    field: u16,
+    keep: Keep,
+    string: &mut WireString<N>,
+    mem: &impl ReadMem,
+) {
+    const { assert!(N <= FILENAME_BYTES && N.is_power_of_two()) };
+    string.length = 0;
+    string.filled = 0;
+    string.width = 0;
+    string.pad = 0;
+    if field == 0 {
+        return;
+    }
+    let Some(object) = mem.read_u64(code.wrapping_add(u64::from(field))) else { return };
+    let Some(length) = mem.read_u64(object.wrapping_add(u64::from(layout.string_length))) else {
+        return;
+    };
+    let Some(state) = mem.read_u32(object.wrapping_add(u64::from(layout.string_state))) else {
+        return;
+    };
+    let width = (state >> (layout.string_kind_shift & 31)) & 7;
+    // `compact` and `ascii` follow `kind` (three bits).
+    let flags = state >> ((layout.string_kind_shift + 3) & 31);
+    let (compact, ascii) = (flags & 1 != 0, flags & 2 != 0);
+    if !compact || !(width == 1 || width == 2 || width == 4) || length > u64::from(u32::MAX) {
+        return;
+    }
+    let data = u64::from(if ascii { layout.string_ascii_data } else { layout.string_compact_data });
+    let total = length.wrapping_mul(u64::from(width));
+    let filled = if total > N as u64 { N as u32 } else { total as u32 };
+    let skipped = if keep == Keep::Tail { total - u64::from(filled) } else { 0 };
+    let start = object.wrapping_add(data).wrapping_add(skipped);
+    // SAFETY: `filled` is at most `N`, the length of `bytes`.
+    if unsafe { mem.read(start, string.bytes.as_mut_ptr(), filled) } {
+        string.length = length as u32;
+        string.filled = filled as u16;
+        string.width = width as u8;
+    }
+}

@@ -1,0 +1,6 @@
+//! CPython from outside: structure offsets as data, the frame walk, and code-object definitions.
+
+pub mod code;
+pub mod layout;
+pub mod table;
+pub mod walk;

@@ -1,0 +1,274 @@
+//! Records of the ring buffer.
+//!
+//! Every record starts with a [`RecordHeader`] whose `tag` says which struct follows. Structs are
+//! `repr(C)`, fixed width, with explicit padding; tags are plain integers that the decoder checks.
+//! Times are nanoseconds of `CLOCK_MONOTONIC` (`bpf_ktime_get_ns`).
+//!
+//! Definitions travel separately and once: a [`MemoryEvent`] names its stack by id; the
+//! [`StackRecord`] with that id and the [`CodeRecord`]s that it refers to come before it. A
+//! definition that found no space is sent again at the next hit, because the kernel half marks it
+//! as known only after it was written.
+
+use crate::plain_data;
+
+/// Record tags, the first field of every record.
+pub mod tag {
+    /// [`super::MemoryEvent`]
+    pub const MEMORY: u16 = 1;
+    /// [`super::CodeRecord`]
+    pub const CODE: u16 = 2;
+    /// [`super::LinesRecord`]
+    pub const LINES: u16 = 3;
+    /// [`super::StackRecord`]
+    pub const STACK: u16 = 4;
+    /// [`super::LossRecord`]
+    pub const LOSS: u16 = 5;
+    /// [`super::ProcessRecord`]
+    pub const PROCESS: u16 = 6;
+    /// [`super::CodeFreedRecord`]
+    pub const CODE_FREED: u16 = 7;
+}
+
+/// Which probe saw an event ([`MemoryEvent::probe`]).
+pub mod probe {
+    /// `cuMemAlloc_v2` of libcuda.
+    pub const CU_MEM_ALLOC: u8 = 1;
+    /// `cuMemFree_v2` of libcuda.
+    pub const CU_MEM_FREE: u8 = 2;
+    /// `c10::reportMemoryUsageToProfiler` of PyTorch's libc10.
+    pub const TORCH_REPORT: u8 = 3;
+}
+
+/// What happened ([`MemoryEvent::kind`]).
+pub mod memory_kind {
+    /// `address` was allocated with `size` bytes.
+    pub const ALLOC: u8 = 1;
+    /// `address` is about to be freed. A driver free is reported at the *entry* of the call, while
+    /// no other thread can be given the same address yet; `size` is 0 where the call has none.
+    pub const FREE: u8 = 2;
+    /// An allocation of `size` bytes failed with the error in `extra[0]`.
+    pub const ALLOC_FAILED: u8 = 3;
+    /// The free of `address` that this thread announced failed with the error in `extra[0]`.
+    pub const FREE_FAILED: u8 = 4;
+}
+
+/// What happened to a process ([`ProcessRecord::kind`]).
+pub mod process_kind {
+    /// The thread group leader exited.
+    pub const EXIT: u16 = 1;
+    /// The process replaced its program (`execve`): every mapping and allocation is gone.
+    pub const EXEC: u16 = 2;
+    /// The dynamic loader changed the set of loaded libraries (`_dl_debug_state`).
+    pub const LIBRARIES_CHANGED: u16 = 3;
+}
+
+/// Bits of [`MemoryEvent::flags`] and [`StackRecord::flags`].
+pub mod stack_flag {
+    /// The stack had more frames than [`super::MAX_FRAMES`]; the outermost are missing.
+    pub const TRUNCATED: u8 = 1;
+    /// A frame could not be read (page not resident); the frames outside it are missing.
+    pub const FAULT: u8 = 2;
+    /// The thread has no Python thread state, or no Python frame: a native thread.
+    pub const NO_PYTHON: u8 = 4;
+    /// No scratch buffer was free (preempted probes on this CPU); the stack was not taken.
+    pub const BUSY: u8 = 8;
+}
+
+/// Most frames of a stack that are captured; the outermost ones beyond it are dropped and the
+/// stack is marked [`stack_flag::TRUNCATED`].
+pub const MAX_FRAMES: usize = 128;
+
+/// Bytes of one line-table piece ([`LinesRecord`]).
+pub const LINES_CHUNK: usize = 1024;
+
+/// Most pieces of one line table; longer tables are cut and their later lines are unknown.
+pub const MAX_LINES_CHUNKS: usize = 32;
+
+/// The start of every record.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// One of [`tag`].
+    pub tag: u16,
+    /// Depends on the record; 0 where unused.
+    pub detail: u16,
+    /// Process id (the kernel's tgid, in the initial pid namespace).
+    pub tgid: u32,
+}
+
+/// One allocation or free, at one level.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEvent {
+    /// `tag` is [`tag::MEMORY`]; `detail` is unused.
+    pub header: RecordHeader,
+    /// Time of the event.
+    pub time_ns: u64,
+    /// Thread id.
+    pub tid: u32,
+    /// One of [`probe`].
+    pub probe: u8,
+    /// One of [`memory_kind`].
+    pub kind: u8,
+    /// Bits of [`stack_flag`].
+    pub flags: u8,
+    /// CUDA device index; -1 when the probe cannot tell.
+    pub device: i8,
+    /// Device address of the block.
+    pub address: u64,
+    /// Size in bytes. For [`probe::TORCH_REPORT`]: the block size (rounded up by the allocator).
+    pub size: u64,
+    /// Id of the stack, or 0 for none (see `flags`).
+    pub stack: u64,
+    /// [`probe::TORCH_REPORT`]: bytes allocated and reserved on this device after the event, by
+    /// the allocator's own count. Driver probes: the `CUresult`, and the return address of the call.
+    pub extra: [u64; 2],
+}
+
+/// A piece of a Python string as it lies in memory: code points of 1, 2 or 4 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireString<const N: usize> {
+    /// Length of the whole string, in code points; may be more than `bytes` holds.
+    pub length: u32,
+    /// Bytes of `bytes` that are filled.
+    pub filled: u16,
+    /// Bytes per code point (1, 2 or 4); 0 when the string could not be read.
+    pub width: u8,
+    /// Zero.
+    pub pad: u8,
+    /// The code points, little-endian. Names keep their head, file names their tail.
+    pub bytes: [u8; N],
+}
+
+/// Bytes kept of `co_name`.
+pub const NAME_BYTES: usize = 128;
+/// Bytes kept of `co_qualname`.
+pub const QUALNAME_BYTES: usize = 256;
+/// Bytes kept of `co_filename` (its tail).
+pub const FILENAME_BYTES: usize = 512;
+
+/// Definition of a code object. Its [`LinesRecord`]s follow before any stack that uses it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeRecord {
+    /// `tag` is [`tag::CODE`].
+    pub header: RecordHeader,
+    /// Id of this life of the code object; never reused while the tracer runs.
+    pub code: u64,
+    /// Its address.
+    pub address: u64,
+    /// `co_firstlineno`.
+    pub first_line: i32,
+    /// Size of its line table in bytes (`co_lnotab` up to 3.9, `co_linetable` from 3.10 on); may be
+    /// more than the pieces sent.
+    pub line_table_size: u32,
+    /// `co_name`.
+    pub name: WireString<NAME_BYTES>,
+    /// `co_qualname`; `width` is 0 before CPython 3.11, which has none.
+    pub qualname: WireString<QUALNAME_BYTES>,
+    /// `co_filename`.
+    pub filename: WireString<FILENAME_BYTES>,
+}
+
+/// A piece of a code object's line table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinesRecord {
+    /// `tag` is [`tag::LINES`].
+    pub header: RecordHeader,
+    /// Id of the code object.
+    pub code: u64,
+    /// Where in the table this piece starts, in bytes.
+    pub offset: u32,
+    /// Bytes of `bytes` that are filled.
+    pub filled: u32,
+    /// The piece.
+    pub bytes: [u8; LINES_CHUNK],
+}
+
+/// One frame of a [`StackRecord`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackFrame {
+    /// Id of the code object, or 0 when it could not be defined (then `address` still tells
+    /// frames apart, but has no name).
+    pub code: u64,
+    /// Address of the code object.
+    pub address: u64,
+    /// Byte offset of the instruction being executed from the start of the bytecode; negative
+    /// before the first.
+    pub instruction: i32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// Definition of a stack. Only the first `header.detail` frames are sent: a record is
+/// [`StackRecord::FIXED_SIZE`] plus that many [`StackFrame`]s long.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackRecord {
+    /// `tag` is [`tag::STACK`]; `detail` is the number of frames.
+    pub header: RecordHeader,
+    /// Id of the stack.
+    pub stack: u64,
+    /// Bits of [`stack_flag`].
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Innermost frame first.
+    pub frames: [StackFrame; MAX_FRAMES],
+}
+
+impl StackRecord {
+    /// Bytes before the first frame.
+    pub const FIXED_SIZE: usize = core::mem::offset_of!(StackRecord, frames);
+}
+
+/// Records that found no space in the ring buffer on one CPU since its last such record. It marks
+/// the place in the stream from which on the ledger cannot be exact.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LossRecord {
+    /// `tag` is [`tag::LOSS`]; `tgid` is the process whose event noticed the loss.
+    pub header: RecordHeader,
+    /// Time at which space was found again.
+    pub time_ns: u64,
+    /// Records of any kind that were dropped.
+    pub dropped: u64,
+}
+
+/// Something happened to the process as a whole.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessRecord {
+    /// `tag` is [`tag::PROCESS`]; `detail` is one of [`process_kind`].
+    pub header: RecordHeader,
+    /// Time of the event.
+    pub time_ns: u64,
+}
+
+/// A code object that was defined has been freed: its id is not used by any later stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeFreedRecord {
+    /// `tag` is [`tag::CODE_FREED`].
+    pub header: RecordHeader,
+    /// Id of the code object.
+    pub code: u64,
+}
+
+plain_data! {
+    RecordHeader = 8,
+    MemoryEvent = 64,
+    WireString<NAME_BYTES> = 8 + NAME_BYTES,
+    WireString<QUALNAME_BYTES> = 8 + QUALNAME_BYTES,
+    WireString<FILENAME_BYTES> = 8 + FILENAME_BYTES,
+    CodeRecord = 32 + 24 + NAME_BYTES + QUALNAME_BYTES + FILENAME_BYTES,
+    LinesRecord = 24 + LINES_CHUNK,
+    StackFrame = 24,
+    StackRecord = 24 + 24 * MAX_FRAMES,
+    LossRecord = 24,
+    ProcessRecord = 16,
+    CodeFreedRecord = 16,
+}

@@ -1,0 +1,9 @@
+//! Ring-buffer bytes to typed records: total, bounded, and with an error for everything else.
+
+mod record;
+mod string;
+
+pub use record::{
+    CodeDefinition, DecodeError, LinesPiece, ProcessChange, Record, StackDefinition, StackFrame,
+    decode,
+};

@@ -1,0 +1,268 @@
+//! Records.
+
+use bytemuck::Pod;
+use thiserror::Error;
+use tracer_common::wire::{
+    CodeFreedRecord, CodeRecord, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent, ProcessRecord,
+    RecordHeader, StackFrame as WireFrame, StackRecord, memory_kind, probe, process_kind,
+    stack_flag, tag,
+};
+
+use super::string::{Kept, text};
+use crate::model::{
+    AllocationEvent, AllocatorTotals, CodeId, Device, DeviceAddress, EventKind, Pid, Probe,
+    StackId, StackRef, Tid,
+};
+
+/// A record that cannot be decoded: the two halves disagree on the ABI.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Too short for its tag.
+    #[error("record with tag {tag} is {length} bytes long, too short")]
+    Short {
+        /// Its tag, 0 if even that is missing.
+        tag: u16,
+        /// Its length.
+        length: usize,
+    },
+    /// A tag, probe or kind that this version does not know.
+    #[error("unknown {what} `{value}`")]
+    Unknown {
+        /// What it should have been.
+        what: &'static str,
+        /// The value.
+        value: u16,
+    },
+}
+
+/// What travels through the ring buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// An allocation or free.
+    Memory(AllocationEvent),
+    /// A code object's names.
+    Code(CodeDefinition),
+    /// A piece of a code object's line table.
+    Lines(LinesPiece),
+    /// A stack.
+    Stack(StackDefinition),
+    /// A code object is gone.
+    CodeFreed(Pid, CodeId),
+    /// Records were dropped before this place in the stream.
+    Loss {
+        /// Number of records.
+        dropped: u64,
+    },
+    /// Something happened to the whole process.
+    Process {
+        /// The process.
+        pid: Pid,
+        /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+        time_ns: u64,
+        /// What.
+        change: ProcessChange,
+    },
+}
+
+/// What happened to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessChange {
+    /// Its first thread exited.
+    Exit,
+    /// It replaced its program.
+    Exec,
+    /// The dynamic loader added or removed libraries.
+    LibrariesChanged,
+}
+
+/// A code object's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodeDefinition {
+    /// The process.
+    pub pid: Pid,
+    /// Its id.
+    pub code: CodeId,
+    /// `co_name`, if it could be read.
+    pub name: Option<String>,
+    /// `co_qualname`, from CPython 3.11 on.
+    pub qualified_name: Option<String>,
+    /// `co_filename`, if it could be read.
+    pub filename: Option<String>,
+    /// `co_firstlineno`.
+    pub first_line: i32,
+    /// Bytes of the whole line table.
+    pub line_table_size: u32,
+}
+
+/// A piece of a line table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinesPiece {
+    /// The process.
+    pub pid: Pid,
+    /// The code object.
+    pub code: CodeId,
+    /// Where the piece starts.
+    pub offset: u32,
+    /// The piece.
+    pub bytes: Vec<u8>,
+}
+
+/// A stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackDefinition {
+    /// The process.
+    pub pid: Pid,
+    /// Its id.
+    pub stack: StackId,
+    /// Outer frames are missing: there were too many.
+    pub truncated: bool,
+    /// Outer frames are missing: memory was not resident.
+    pub faulted: bool,
+    /// Innermost first.
+    pub frames: Vec<StackFrame>,
+}
+
+/// A frame of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StackFrame {
+    /// The code object, if it could be defined.
+    pub code: Option<CodeId>,
+    /// Byte offset of the instruction in the bytecode.
+    pub instruction: i32,
+}
+
+/// Decodes one record.
+///
+/// # Errors
+///
+/// [`DecodeError`] if it is too short for its tag, or a tag, probe or kind is unknown.
+pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
+    let header: RecordHeader = read(bytes, 0)?;
+    let pid = Pid(header.tgid);
+    Ok(match header.tag {
+        tag::MEMORY => Record::Memory(memory(&read(bytes, tag::MEMORY)?)?),
+        tag::CODE => Record::Code(code(pid, &read(bytes, tag::CODE)?)),
+        tag::LINES => {
+            let record: LinesRecord = read(bytes, tag::LINES)?;
+            let filled = record
+                .bytes
+                .get(..record.filled as usize)
+                .ok_or(DecodeError::Short { tag: tag::LINES, length: record.filled as usize })?;
+            Record::Lines(LinesPiece {
+                pid,
+                code: CodeId(record.code),
+                offset: record.offset,
+                bytes: filled.to_vec(),
+            })
+        }
+        tag::STACK => Record::Stack(stack(pid, bytes, header.detail)?),
+        tag::CODE_FREED => {
+            let record: CodeFreedRecord = read(bytes, tag::CODE_FREED)?;
+            Record::CodeFreed(pid, CodeId(record.code))
+        }
+        tag::LOSS => {
+            let record: LossRecord = read(bytes, tag::LOSS)?;
+            Record::Loss { dropped: record.dropped }
+        }
+        tag::PROCESS => {
+            let record: ProcessRecord = read(bytes, tag::PROCESS)?;
+            let change = match record.header.detail {
+                process_kind::EXIT => ProcessChange::Exit,
+                process_kind::EXEC => ProcessChange::Exec,
+                process_kind::LIBRARIES_CHANGED => ProcessChange::LibrariesChanged,
+                value => return Err(DecodeError::Unknown { what: "process change", value }),
+            };
+            Record::Process { pid, time_ns: record.time_ns, change }
+        }
+        value => return Err(DecodeError::Unknown { what: "record tag", value }),
+    })
+}
+
+fn read<T: Pod>(bytes: &[u8], tag: u16) -> Result<T, DecodeError> {
+    bytes
+        .get(..size_of::<T>())
+        .map(bytemuck::pod_read_unaligned)
+        .ok_or(DecodeError::Short { tag, length: bytes.len() })
+}
+
+fn memory(event: &MemoryEvent) -> Result<AllocationEvent, DecodeError> {
+    let probe = match event.probe {
+        probe::CU_MEM_ALLOC => Probe::CuMemAlloc,
+        probe::CU_MEM_FREE => Probe::CuMemFree,
+        probe::TORCH_REPORT => Probe::TorchReport,
+        value => return Err(DecodeError::Unknown { what: "probe", value: value.into() }),
+    };
+    let error = event.extra[0] as u32;
+    let kind = match event.kind {
+        memory_kind::ALLOC => EventKind::Alloc,
+        memory_kind::FREE => EventKind::Free,
+        memory_kind::ALLOC_FAILED => EventKind::AllocFailed(error),
+        memory_kind::FREE_FAILED => EventKind::FreeFailed(error),
+        value => return Err(DecodeError::Unknown { what: "memory kind", value: value.into() }),
+    };
+    let totals = (probe == Probe::TorchReport)
+        .then_some(AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] });
+    let stack = if event.stack != 0 {
+        StackRef::Id(StackId(event.stack))
+    } else if event.flags & stack_flag::NO_PYTHON != 0 {
+        StackRef::NoPython
+    } else {
+        StackRef::NotTaken
+    };
+    Ok(AllocationEvent {
+        time_ns: event.time_ns,
+        pid: Pid(event.header.tgid),
+        tid: Tid(event.tid),
+        probe,
+        kind,
+        device: u8::try_from(event.device).ok().map(Device),
+        address: DeviceAddress(event.address),
+        size: event.size,
+        stack,
+        totals,
+    })
+}
+
+fn code(pid: Pid, record: &CodeRecord) -> CodeDefinition {
+    CodeDefinition {
+        pid,
+        code: CodeId(record.code),
+        name: text(&record.name, Kept::Head),
+        qualified_name: text(&record.qualname, Kept::Head),
+        filename: text(&record.filename, Kept::Tail),
+        first_line: record.first_line,
+        line_table_size: record.line_table_size,
+    }
+}
+
+fn stack(pid: Pid, bytes: &[u8], depth: u16) -> Result<StackDefinition, DecodeError> {
+    let short = DecodeError::Short { tag: tag::STACK, length: bytes.len() };
+    let depth = usize::from(depth);
+    if depth > MAX_FRAMES {
+        return Err(DecodeError::Unknown { what: "stack depth", value: depth as u16 });
+    }
+    let fixed = bytes.get(..StackRecord::FIXED_SIZE).ok_or(short.clone())?;
+    let id: u64 = read(&fixed[core::mem::offset_of!(StackRecord, stack)..], tag::STACK)?;
+    let flags: u32 = read(&fixed[core::mem::offset_of!(StackRecord, flags)..], tag::STACK)?;
+    let frames = bytes
+        .get(StackRecord::FIXED_SIZE..)
+        .and_then(|rest| rest.get(..depth * size_of::<WireFrame>()))
+        .ok_or(short)?;
+    let frames = frames
+        .chunks_exact(size_of::<WireFrame>())
+        .map(|bytes| {
+            let frame: WireFrame = bytemuck::pod_read_unaligned(bytes);
+            StackFrame {
+                code: (frame.code != 0).then_some(CodeId(frame.code)),
+                instruction: frame.instruction,
+            }
+        })
+        .collect();
+    Ok(StackDefinition {
+        pid,
+        stack: StackId(id),
+        truncated: flags & u32::from(stack_flag::TRUNCATED) != 0,
+        faulted: flags & u32::from(stack_flag::FAULT) != 0,
+        frames,
+    })
+}

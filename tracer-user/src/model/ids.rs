@@ -1,0 +1,79 @@
+//! Ids and addresses, each its own type, so that no two of them can be mixed up.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+/// Process id: the kernel's tgid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Pid(pub u32);
+
+/// Thread id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tid(pub u32);
+
+/// CUDA device index, as the process numbers its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Device(pub u8);
+
+/// Device pointer: an address on the GPU. Never dereferenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceAddress(pub u64);
+
+/// Id of a stack as the kernel half hands it out: stable while no code object of it is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StackId(pub u64);
+
+/// Id of one life of a code object as the kernel half hands it out; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CodeId(pub u64);
+
+/// A stack by content: equal stacks (same functions, files and lines) have the same index. Index 0
+/// is the empty stack ([`StackIndex::NONE`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StackIndex(pub u32);
+
+impl StackIndex {
+    /// No stack was taken, or the thread had no Python frame.
+    pub const NONE: Self = Self(0);
+}
+
+/// The level at which an allocation is counted. A pool's blocks lie inside driver allocations, so
+/// levels are never added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Level {
+    /// The CUDA driver: `cuMemAlloc_v2` and its kin.
+    Driver,
+    /// PyTorch's caching allocator.
+    Pytorch,
+}
+
+impl Level {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Pytorch => "pytorch",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for Level {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,12 @@
+//! The words of the field as types: ids, events, snapshots.
+
+mod event;
+mod ids;
+mod snapshot;
+
+pub use event::{AllocationEvent, AllocatorTotals, EventKind, Probe, StackRef};
+pub use ids::{CodeId, Device, DeviceAddress, Level, Pid, StackId, StackIndex, Tid};
+pub use snapshot::{
+    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,
+    ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict,
+};

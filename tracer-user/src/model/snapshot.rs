@@ -1,0 +1,257 @@
+//! The immutable picture that every report is made from, and at the same time the JSON contract
+//! `cudatrace.report/1` (docs/formats.md): a fact that is not known is `null`, never 0. Sizes are
+//! bytes, times `_s` are seconds since the trace began.
+
+use serde::Serialize;
+
+use super::ids::{Device, Level, Pid};
+
+/// Name and version of the JSON schema.
+pub const SCHEMA: &str = "cudatrace.report/1";
+
+/// Everything known at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Snapshot {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// When it was made, RFC 3339.
+    pub generated_at: String,
+    /// Since the trace began.
+    pub duration_s: f64,
+    /// How well the tracer itself did.
+    pub tracer: Tracer,
+    /// By pid.
+    pub processes: Vec<ProcessSnapshot>,
+}
+
+/// How well the tracer itself did. Anything but zeros makes numbers below inexact, and says so.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Tracer {
+    /// Program version.
+    pub version: String,
+    /// Memory events received.
+    pub events: u64,
+    /// Records (events and definitions) that found no space in the ring buffer.
+    pub dropped: u64,
+    /// Whether every number is exact: nothing dropped, and the ledger agreed with the allocators'
+    /// own totals at every event.
+    pub exact: bool,
+    /// Stacks cut at the outer end.
+    pub truncated_stacks: u64,
+    /// Frees of addresses that were neither traced nor allocated before attach.
+    pub unmatched_frees: u64,
+    /// Events whose totals disagreed with the ledger without a drop that explains it.
+    pub mismatches: u64,
+    /// What was attached, and what was not and why.
+    pub coverage: Vec<Coverage>,
+}
+
+/// One entry point of one library.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Coverage {
+    /// Path of the library as the process sees it.
+    pub library: String,
+    /// The symbol.
+    pub symbol: String,
+    /// Whether a probe is there.
+    pub attached: bool,
+    /// Where and why, or why not.
+    pub note: Option<String>,
+}
+
+/// Life of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProcessState {
+    /// Alive.
+    Running,
+    /// Gone; what it held was returned by the driver.
+    Exited,
+    /// Replaced its program.
+    Replaced,
+}
+
+/// One traced process.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProcessSnapshot {
+    /// Process id.
+    pub pid: Pid,
+    /// When it started, RFC 3339.
+    pub start_time: Option<String>,
+    /// Its command line.
+    pub command: String,
+    /// Version of its CPython, such as `3.11.7`.
+    pub python: Option<String>,
+    /// Path of its notebook.
+    pub notebook: Option<String>,
+    /// Jupyter's id of the kernel.
+    pub kernel_id: Option<String>,
+    /// Id of its container.
+    pub container: Option<String>,
+    /// Name of its user.
+    pub user: Option<String>,
+    /// Life.
+    pub state: ProcessState,
+    /// How it ended, such as `exit 0` or `signal 9`, if known.
+    pub exit: Option<String>,
+    /// By index; the one without index holds driver memory whose device is not known.
+    pub devices: Vec<DeviceSnapshot>,
+    /// Host memory.
+    pub host: HostSnapshot,
+    /// Call sites, most live bytes first.
+    pub sites: Vec<Site>,
+    /// Notebook cells.
+    pub cells: Vec<Cell>,
+    /// Failed allocations, oldest first.
+    pub failures: Vec<Failure>,
+}
+
+/// A pair of the pool's two totals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AllocatedReserved {
+    /// Bytes in live blocks.
+    pub allocated_bytes: u64,
+    /// Bytes in segments.
+    pub reserved_bytes: u64,
+}
+
+/// One device of one process.
+///
+/// `allocated_bytes` = live bytes of pool sites + `before_attach.allocated_bytes` + `lost_bytes`;
+/// `reserved_bytes` = `allocated_bytes` + `cached_bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceSnapshot {
+    /// Device index, `null` for driver memory whose device is not known.
+    pub index: Option<Device>,
+    /// Bytes that the driver handed to this process: traced, and reserved by pools before attach.
+    pub driver_bytes: u64,
+    /// Bytes in the pools' segments.
+    pub reserved_bytes: u64,
+    /// Whether a segment from before attach was returned since the pool last reported:
+    /// `reserved_bytes` is then an upper bound until its next allocation.
+    pub reserved_is_upper_bound: bool,
+    /// Bytes in live blocks of pools.
+    pub allocated_bytes: u64,
+    /// Free bytes inside segments.
+    pub cached_bytes: u64,
+    /// Bytes in wholly free segments, which `torch.cuda.empty_cache()` would return.
+    pub releasable_bytes: Option<u64>,
+    /// Highest `allocated_bytes` seen.
+    pub peak_allocated_bytes: u64,
+    /// What already existed when the tracer attached, and still does.
+    pub before_attach: AllocatedReserved,
+    /// Bytes that cannot be given to a site because records were dropped; negative when frees were
+    /// dropped.
+    pub lost_bytes: i64,
+    /// The allocator's own totals at its last event; `null` before the first.
+    pub allocator_reported: Option<AllocatedReserved>,
+}
+
+/// Host memory of one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostSnapshot {
+    /// Page-locked bytes; `null` while pinned memory is not traced.
+    pub pinned_bytes: Option<u64>,
+}
+
+/// What the behaviour of a site says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Not judged.
+    Unknown,
+}
+
+/// A call site: one stack, at one level, on one device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Site {
+    /// Stable between snapshots of one trace.
+    pub id: String,
+    /// Where it is counted.
+    pub level: Level,
+    /// The device, if known.
+    pub device: Option<Device>,
+    /// Bytes allocated here and not freed.
+    pub live_bytes: u64,
+    /// Blocks allocated here and not freed.
+    pub live_blocks: u64,
+    /// Bytes ever allocated here.
+    pub total_bytes: u64,
+    /// Blocks ever allocated here.
+    pub total_blocks: u64,
+    /// Highest `live_bytes`.
+    pub peak_bytes: u64,
+    /// First allocation.
+    pub first_seen_s: f64,
+    /// Last allocation.
+    pub last_seen_s: f64,
+    /// Rise of `live_bytes`; `null` while not judged.
+    pub growth_bytes_per_s: Option<f64>,
+    /// What the behaviour says.
+    pub verdict: Verdict,
+    /// What to try.
+    pub hint: Option<String>,
+    /// Innermost first; empty when the thread had no Python frame or the stack is not known.
+    pub frames: Vec<Frame>,
+    /// Why frames are missing, if they are.
+    pub frames_note: Option<String>,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameKind {
+    /// A Python function.
+    Python,
+}
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Frame {
+    /// What it is.
+    pub kind: FrameKind,
+    /// `co_name`.
+    pub function: String,
+    /// `co_qualname`, from CPython 3.11 on.
+    pub qualified_name: Option<String>,
+    /// `co_filename`; starts with `…` when only its tail was captured.
+    pub file: String,
+    /// Line being executed; `null` for an instruction without one.
+    pub line: Option<u32>,
+    /// Execution count `In[n]` of the cell.
+    pub cell: Option<u32>,
+    /// Text of the line.
+    pub source: Option<String>,
+}
+
+/// One notebook cell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Cell {
+    /// Execution count `In[n]`.
+    pub cell: u32,
+    /// Times it ran.
+    pub runs: u64,
+    /// Bytes allocated by it.
+    pub allocated_bytes: u64,
+    /// Of these, bytes freed.
+    pub freed_bytes: u64,
+    /// Of these, bytes left.
+    pub left_bytes: u64,
+}
+
+/// One failed allocation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Failure {
+    /// When.
+    pub time_s: f64,
+    /// The call.
+    pub call: String,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Name of the error.
+    pub error: String,
+    /// Whether the user saw it (a pool may free its cache and succeed at a second try).
+    pub user_visible: Option<bool>,
+    /// Id of the call site.
+    pub site: Option<String>,
+}
