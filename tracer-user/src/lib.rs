@@ -10,3 +10,6 @@ pub mod ledger;
 pub mod model;
 pub mod naming;
 pub mod report;
+
+pub mod bpf;
+pub mod sys;

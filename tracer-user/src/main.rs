@@ -1,2 +1,7 @@
 //! The `cudatrace` program.
-fn main() {}
+fn main() {
+    match tracer_user::bpf::Kernel::load(&tracer_user::bpf::LoadOptions::default()) {
+        Ok(_) => println!("ok"),
+        Err(e) => println!("{:?}", e),
+    }
+}

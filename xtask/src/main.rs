@@ -1,7 +1,13 @@
 //! cudatrace's own verbs. Each does all of its own set-up from a fresh clone.
 
+mod command;
+mod ebpf;
+mod workspace;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
 
 /// Build, test and demo verbs of the cudatrace workspace.
 #[derive(Parser)]
@@ -12,8 +18,19 @@ struct Args {
 }
 
 #[derive(Subcommand)]
-enum Verb {}
+enum Verb {
+    /// Build the kernel half from source into the committed object
+    BuildEbpf {
+        /// Compare with the committed object instead of replacing it
+        #[arg(long)]
+        check: bool,
+    },
+}
 
 fn main() -> Result<()> {
-    match Args::parse().verb {}
+    let workspace = Workspace::find()?;
+    match Args::parse().verb {
+        Verb::BuildEbpf { check: true } => ebpf::check(&workspace),
+        Verb::BuildEbpf { check: false } => ebpf::build(&workspace),
+    }
 }

@@ -1,0 +1,103 @@
+//! Writing records, and accounting for those that find no space.
+//!
+//! Records never wake user space: it drains the buffer on a timer, which spares the target an
+//! interrupt per event (docs/abi.md).
+
+use aya_ebpf::{
+    bindings::BPF_RB_NO_WAKEUP,
+    helpers::{bpf_ktime_get_ns, generated::bpf_ringbuf_output},
+};
+use tracer_common::{
+    counters::Counters,
+    wire::{LossRecord, RecordHeader, tag},
+};
+
+use crate::{
+    atomic,
+    maps::{COUNTERS, EVENTS},
+};
+
+/// What a record is, for the accounts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// A memory event.
+    Event,
+    /// A definition or a process record.
+    Definition,
+}
+
+/// Adds 1 to a counter of this CPU.
+#[inline(always)]
+pub fn count(field: impl FnOnce(*mut Counters) -> *mut u64) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(0) {
+        // SAFETY: a map value; only touched atomically.
+        unsafe { atomic::add(field(counters), 1) };
+    }
+}
+
+/// Writes a record; `false`, and counted, if there is no space.
+#[inline(always)]
+pub fn record<T>(tgid: u32, class: Class, record: &T) -> bool {
+    // SAFETY: the reference covers the size.
+    unsafe { bytes(tgid, class, core::ptr::from_ref(record).cast(), size_of::<T>() as u64) }
+}
+
+/// Writes `size` bytes at `data` as a record; `false`, and counted, if there is no space.
+///
+/// # Safety
+///
+/// `data` must be valid for `size` bytes.
+#[inline(always)]
+pub unsafe fn bytes(tgid: u32, class: Class, data: *const u8, size: u64) -> bool {
+    let Some(counters) = COUNTERS.get_ptr_mut(0) else { return false };
+    // SAFETY: counters are a map value, only touched atomically but for this first look, whose
+    // result is checked by the exchange.
+    unsafe {
+        // Only before events: it keeps the definitions' loop small for the verifier.
+        if class == Class::Event && (*counters).unannounced != 0 {
+            announce(tgid, counters);
+        }
+        if output(data, size) {
+            if class == Class::Event {
+                atomic::add(&raw mut (*counters).events, 1);
+            }
+            return true;
+        }
+        match class {
+            Class::Event => atomic::add(&raw mut (*counters).dropped_events, 1),
+            Class::Definition => atomic::add(&raw mut (*counters).dropped_definitions, 1),
+        }
+        atomic::add(&raw mut (*counters).unannounced, 1);
+    }
+    false
+}
+
+/// Tells user space at this place in the stream how many records are missing before it.
+#[inline(always)]
+unsafe fn announce(tgid: u32, counters: *mut Counters) {
+    // SAFETY: as in `bytes`.
+    unsafe {
+        let dropped = atomic::exchange(&raw mut (*counters).unannounced, 0u64);
+        let loss = LossRecord {
+            header: RecordHeader { tag: tag::LOSS, detail: 0, tgid },
+            time_ns: bpf_ktime_get_ns(),
+            dropped,
+        };
+        if !output((&raw const loss).cast(), size_of::<LossRecord>() as u64) {
+            atomic::add(&raw mut (*counters).unannounced, dropped);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn output(data: *const u8, size: u64) -> bool {
+    // SAFETY: the caller vouches for `data`.
+    unsafe {
+        bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            data.cast_mut().cast(),
+            size,
+            u64::from(BPF_RB_NO_WAKEUP),
+        ) == 0
+    }
+}

@@ -1,0 +1,74 @@
+//! Every map. Names are what user space asks for (`tracer-user/src/bpf`).
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
+};
+use tracer_common::{config::ProcessConfig, counters::Counters};
+
+use crate::scratch::{SLOTS, Scratch};
+
+/// Records to user space ([`tracer_common::wire`]). User space sets the size.
+#[map]
+pub static EVENTS: RingBuf = RingBuf::with_byte_size(16 * 1024 * 1024, 0);
+
+/// Traced processes, by tgid. User space fills it.
+#[map]
+pub static PROCESSES: HashMap<u32, ProcessConfig> = HashMap::with_max_entries(4096, 0);
+
+/// Counters, one per CPU.
+#[map]
+pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
+
+/// Work space for walks and definitions.
+#[map]
+pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(SLOTS, 0);
+
+/// Stacks that user space knows. Eviction only makes a definition travel again.
+#[map]
+pub static STACKS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(16 * 1024, 0);
+
+/// Code objects that user space knows. Not LRU: an evicted entry would hide that its code object
+/// was freed, and a later one at the same address would get its name.
+#[map]
+pub static CODES: HashMap<CodeKey, u64> = HashMap::with_max_entries(32 * 1024, 0);
+
+/// The last code id handed out.
+#[map]
+pub static LAST_CODE: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Driver calls between entry and return, by thread.
+#[map]
+pub static IN_FLIGHT: HashMap<CallKey, Call> = HashMap::with_max_entries(8 * 1024, 0);
+
+/// A code object of a process.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CodeKey {
+    /// Address of the code object.
+    pub address: u64,
+    /// The process.
+    pub tgid: u64,
+}
+
+/// A driver call in progress.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CallKey {
+    /// Thread and process, as `bpf_get_current_pid_tgid` gives them.
+    pub thread: u64,
+    /// One of [`tracer_common::wire::probe`].
+    pub probe: u64,
+}
+
+/// What the entry of a driver call saw.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// First argument: the out pointer of an allocation, the address of a free.
+    pub first: u64,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Return address.
+    pub caller: u64,
+}

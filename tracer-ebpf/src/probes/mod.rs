@@ -1,0 +1,6 @@
+//! One program per entry point.
+
+mod driver;
+mod process;
+mod python;
+mod torch;

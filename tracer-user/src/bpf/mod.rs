@@ -1,0 +1,231 @@
+//! The kernel half from user space: load, attach, configure, drain.
+//!
+//! The object is built by `cargo xtask build-ebpf` and embedded. Dropping [`Kernel`] closes every
+//! descriptor, and with that the kernel removes every probe; so does the death of the tracer.
+
+mod error;
+
+use std::{collections::HashMap as StdHashMap, num::NonZeroU32, path::Path};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, MapData, PerCpuArray, RingBuf},
+    programs::{RawTracePoint, UProbe, uprobe::UProbeScope},
+};
+use tracer_common::{config::ProcessConfig, counters::Counters};
+
+pub use self::error::{AttachError, LoadError};
+use crate::{
+    model::Pid,
+    sys::btf::{self, BtfError},
+};
+
+/// Bytes of the ring buffer: room for 230,000 events between two drains.
+pub const DEFAULT_RING_BYTES: u32 = 16 * 1024 * 1024;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../tracer-ebpf/cudatrace.bpf.o");
+
+const CONFIG_SIZE: usize = size_of::<ProcessConfig>();
+const COUNTERS_SIZE: usize = size_of::<Counters>();
+
+/// Programs of the kernel half that hang on a function of a library. The names are those of the
+/// functions in `tracer-ebpf/src/probes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Program {
+    /// Entry of `cuMemAlloc_v2`.
+    CuMemAlloc,
+    /// Its return.
+    CuMemAllocReturn,
+    /// Entry of `cuMemFree_v2`.
+    CuMemFree,
+    /// Its return.
+    CuMemFreeReturn,
+    /// PyTorch's report hook.
+    TorchReport,
+    /// CPython's `code_dealloc`.
+    CodeDealloc,
+    /// The dynamic loader's `_dl_debug_state`.
+    LibrariesChanged,
+}
+
+impl Program {
+    const ALL: [Self; 7] = [
+        Self::CuMemAlloc,
+        Self::CuMemAllocReturn,
+        Self::CuMemFree,
+        Self::CuMemFreeReturn,
+        Self::TorchReport,
+        Self::CodeDealloc,
+        Self::LibrariesChanged,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::CuMemAlloc => "cu_mem_alloc",
+            Self::CuMemAllocReturn => "cu_mem_alloc_return",
+            Self::CuMemFree => "cu_mem_free",
+            Self::CuMemFreeReturn => "cu_mem_free_return",
+            Self::TorchReport => "torch_report",
+            Self::CodeDealloc => "code_dealloc",
+            Self::LibrariesChanged => "libraries_changed",
+        }
+    }
+}
+
+/// Raw tracepoints: program and tracepoint.
+const TRACEPOINTS: [(&str, &str); 2] =
+    [("process_exit", "sched_process_exit"), ("process_exec", "sched_process_exec")];
+
+/// How to load.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Bytes of the ring buffer: a power of two and a multiple of the page size.
+    pub ring_bytes: u32,
+    /// Forward the kernel half's log records (`--log-ebpf`).
+    pub log: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { ring_bytes: DEFAULT_RING_BYTES, log: false }
+    }
+}
+
+/// The loaded kernel half.
+pub struct Kernel {
+    ebpf: Ebpf,
+    events: RingBuf<MapData>,
+    processes: HashMap<MapData, u32, [u8; CONFIG_SIZE]>,
+    counters: PerCpuArray<MapData, [u8; COUNTERS_SIZE]>,
+    log: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
+    fsbase: Result<u32, BtfError>,
+}
+
+impl Kernel {
+    /// Loads maps and programs, and attaches the tracepoints.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] says which privilege or kernel feature is missing.
+    pub fn load(options: &LoadOptions) -> Result<Self, LoadError> {
+        raise_memlock_limit();
+        error::check_ring_buffer()?;
+        let fsbase = btf::fsbase_offset(Path::new(btf::KERNEL_BTF));
+        let offset = *fsbase.as_ref().unwrap_or(&0);
+        let log_level = u8::from(options.log) * 5;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("FSBASE_OFFSET", &offset, true)
+            .override_global("AYA_LOG_LEVEL", &log_level, false)
+            .map_max_entries("EVENTS", options.ring_bytes)
+            .load(OBJECT)
+            .map_err(LoadError::from_aya)?;
+        let log = if options.log { aya_log::EbpfLogger::init(&mut ebpf).ok() } else { None };
+
+        let mut take = |name: &'static str| ebpf.take_map(name).ok_or(LoadError::Object(name));
+        let events = RingBuf::try_from(take("EVENTS")?).map_err(LoadError::map)?;
+        let processes = HashMap::try_from(take("PROCESSES")?).map_err(LoadError::map)?;
+        let counters = PerCpuArray::try_from(take("COUNTERS")?).map_err(LoadError::map)?;
+        let mut kernel = Self { ebpf, events, processes, counters, log, fsbase };
+        for program in Program::ALL {
+            kernel.uprobe(program)?.load().map_err(|e| LoadError::program(program.name(), e))?;
+        }
+        for (name, tracepoint) in TRACEPOINTS {
+            let program: &mut RawTracePoint = kernel
+                .ebpf
+                .program_mut(name)
+                .and_then(|program| program.try_into().ok())
+                .ok_or(LoadError::Object(name))?;
+            program.load().map_err(|e| LoadError::program(name, e))?;
+            program.attach(tracepoint).map_err(|e| LoadError::program(name, e))?;
+        }
+        Ok(kernel)
+    }
+
+    fn uprobe(&mut self, program: Program) -> Result<&mut UProbe, LoadError> {
+        self.ebpf
+            .program_mut(program.name())
+            .and_then(|program| program.try_into().ok())
+            .ok_or(LoadError::Object(program.name()))
+    }
+
+    /// Why Python stacks cannot be taken on this kernel, if so.
+    pub fn python_stacks_unavailable(&self) -> Option<&BtfError> {
+        self.fsbase.as_ref().err()
+    }
+
+    /// Attaches a program to the file `path` at `offset`, for one process. The file need not be
+    /// mapped yet: the probe is there from its first mapping on.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`] with the kernel's reason.
+    pub fn attach(
+        &mut self,
+        program: Program,
+        path: &Path,
+        offset: u64,
+        pid: Pid,
+    ) -> Result<(), AttachError> {
+        let error = |source| AttachError { path: path.to_owned(), offset, source };
+        let scope = NonZeroU32::new(pid.0).map(UProbeScope::OneProcess);
+        let scope = scope.ok_or_else(|| error("pid 0".into()))?;
+        let uprobe = self.uprobe(program).map_err(|e| error(e.to_string().into()))?;
+        uprobe.attach(offset, path, scope).map_err(|e| error(e.into()))?;
+        Ok(())
+    }
+
+    /// Starts, or changes, the tracing of a process.
+    ///
+    /// # Errors
+    ///
+    /// When the map is full.
+    pub fn set_process(&mut self, pid: Pid, config: &ProcessConfig) -> Result<(), LoadError> {
+        let mut value = [0u8; CONFIG_SIZE];
+        value.copy_from_slice(bytemuck::bytes_of(config));
+        self.processes.insert(pid.0, value, 0).map_err(LoadError::map)
+    }
+
+    /// Stops the tracing of a process. Probes stay until the kernel half is dropped, but they report
+    /// nothing.
+    pub fn remove_process(&mut self, pid: Pid) {
+        // An error means that it was not traced.
+        let _ = self.processes.remove(&pid.0);
+    }
+
+    /// Hands every record that is in the ring buffer to `sink`, oldest first; returns how many.
+    pub fn drain(&mut self, mut sink: impl FnMut(&[u8])) -> usize {
+        let mut count = 0;
+        while let Some(record) = self.events.next() {
+            sink(&record);
+            count += 1;
+        }
+        if let Some(log) = &mut self.log {
+            log.flush();
+        }
+        count
+    }
+
+    /// The kernel half's counters, summed over CPUs.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn counters(&self) -> Result<Counters, LoadError> {
+        let mut sum = Counters::default();
+        let values = self.counters.get(&0, 0).map_err(LoadError::map)?;
+        for value in values.iter() {
+            sum.add(&bytemuck::pod_read_unaligned(value));
+        }
+        Ok(sum)
+    }
+}
+
+/// Kernels before 5.11 charge maps to `RLIMIT_MEMLOCK`. Where it cannot be raised and is needed,
+/// loading fails and says so; where it is not needed, nothing is lost.
+fn raise_memlock_limit() {
+    let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the argument is a valid struct; failure is allowed.
+    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited) } != 0 {
+        tracing::debug!("RLIMIT_MEMLOCK cannot be raised; kernels since 5.11 do not need it");
+    }
+}
