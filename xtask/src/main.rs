@@ -1,8 +1,12 @@
 //! cudatrace's own verbs. Each does all of its own set-up from a fresh clone.
 
 mod command;
+mod cuda_sim;
 mod ebpf;
+mod sandbox;
 mod workspace;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -25,12 +29,28 @@ enum Verb {
         #[arg(long)]
         check: bool,
     },
+    /// Make the Python environment of the tests: real PyTorch on simulated CUDA libraries
+    Sandbox,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(&Args::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: &Verb) -> Result<()> {
     let workspace = Workspace::find()?;
-    match Args::parse().verb {
+    match verb {
         Verb::BuildEbpf { check: true } => ebpf::check(&workspace),
         Verb::BuildEbpf { check: false } => ebpf::build(&workspace),
+        Verb::Sandbox => {
+            println!("{}", sandbox::ensure(&workspace)?.display());
+            Ok(())
+        }
     }
 }

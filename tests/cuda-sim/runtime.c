@@ -1,0 +1,362 @@
+/* The simulated runtime, libcudart.so.13: hands memory calls on to the driver's exported functions,
+ * as the real one does, so that each allocation passes libcuda exactly once. Kernels launch and do
+ * nothing; copies to the device are dropped, copies from it are zeros. What torch imports beyond
+ * this is a generated stub that answers cudaErrorNotSupported. */
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef int cudaError_t;
+
+extern CUresult cuInit(unsigned);
+extern CUresult cuDeviceGetCount(int *);
+extern CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
+extern CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+extern CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *, int *);
+extern CUresult cuCtxSetCurrent(CUcontext);
+extern CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+extern CUresult cuMemFree_v2(CUdeviceptr);
+extern CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
+extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+extern CUresult cuMemHostAlloc(void **, size_t, unsigned);
+extern CUresult cuMemFreeHost(void *);
+extern CUresult cuMemHostRegister_v2(void *, size_t, unsigned);
+extern CUresult cuMemHostUnregister(void *);
+extern CUresult cuMemGetInfo_v2(size_t *, size_t *);
+extern CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
+extern CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
+extern CUresult cuMemPoolSetAttribute(CUmemoryPool, int, void *);
+extern CUresult cuMemPoolTrimTo(CUmemoryPool, size_t);
+extern CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+extern CUresult cuDeviceGetAttribute(int *, int, CUdevice);
+
+static _Thread_local int device_now;
+static _Thread_local int bound = -1;
+static _Thread_local cudaError_t last_error;
+
+static cudaError_t fail(cudaError_t error) {
+    if (error) last_error = error;
+    return error;
+}
+
+/* Makes the primary context of this thread's device current, as every runtime call does. */
+static cudaError_t ready(void) {
+    if (bound == device_now) return 0;
+    CUresult result = cuInit(0);
+    CUcontext context;
+    if (!result) result = cuDevicePrimaryCtxRetain(&context, device_now);
+    if (!result) result = cuCtxSetCurrent(context);
+    if (!result) bound = device_now;
+    return fail(result);
+}
+
+/* --- registration of kernels --- */
+
+static int registration;
+EXPORT void **__cudaRegisterFatBinary(void *binary) { (void)binary; return (void **)&registration; }
+EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+EXPORT void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+EXPORT int __cudaRegisterFunction(void) { return 0; }
+EXPORT int __cudaRegisterVar(void) { return 0; }
+EXPORT unsigned __cudaPushCallConfiguration(void) { return 0; }
+EXPORT cudaError_t __cudaPopCallConfiguration(void) { return 0; }
+EXPORT cudaError_t __cudaGetKernel(void **kernel, const void *entry) {
+    *kernel = (void *)(uintptr_t)entry;
+    return 0;
+}
+EXPORT cudaError_t __cudaLaunchKernel(void) { return 0; }
+EXPORT cudaError_t cudaLaunchKernel(void) { return 0; }
+EXPORT cudaError_t cudaLaunchKernelExC(void) { return 0; }
+EXPORT cudaError_t cudaLaunchCooperativeKernel(void) { return 0; }
+
+/* --- devices --- */
+
+EXPORT cudaError_t cudaGetDeviceCount(int *count) {
+    CUresult result = cuInit(0);
+    if (result) {
+        *count = 0;
+        return fail(result);
+    }
+    return cuDeviceGetCount(count);
+}
+EXPORT cudaError_t cudaGetDevice(int *device) { *device = device_now; return 0; }
+EXPORT cudaError_t cudaSetDevice(int device) {
+    int count = 0;
+    cudaGetDeviceCount(&count);
+    if (device < 0 || device >= count) return fail(CUDA_ERROR_INVALID_DEVICE);
+    device_now = device;
+    return ready();
+}
+EXPORT cudaError_t cudaDeviceSynchronize(void) { return ready(); }
+EXPORT cudaError_t cudaDriverGetVersion(int *version) { *version = 13020; return 0; }
+EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { *version = 13020; return 0; }
+EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
+    return cuDeviceGetAttribute(value, attribute, device);
+}
+EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
+    snprintf(text, length, "0000:%02x:00.0", device + 1);
+    return 0;
+}
+EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return 0;
+}
+EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    (void)device, (void)peer;
+    *can = 0;
+    return 0;
+}
+
+/* Byte offsets of the fields that torch reads in the CUDA 13 `cudaDeviceProp` (1008 bytes). */
+enum {
+    PROP_SIZE = 1008, PROP_UUID = 256, PROP_TOTAL = 288, PROP_SHARED_BLOCK = 296, PROP_REGS = 304,
+    PROP_WARP = 308, PROP_THREADS_BLOCK = 320, PROP_DIM = 324, PROP_GRID = 336, PROP_MAJOR = 360,
+    PROP_TEXTURE = 368, PROP_SM = 384, PROP_CONCURRENT = 560, PROP_BUS = 568, PROP_L2 = 596,
+    PROP_THREADS_SM = 604, PROP_SHARED_SM = 624, PROP_REGS_SM = 632, PROP_SHARED_OPTIN = 672,
+    PROP_BLOCKS_SM = 688, PROP_POOLS = 720,
+};
+
+static void put32(unsigned char *p, int offset, int value) { memcpy(p + offset, &value, 4); }
+static void put64(unsigned char *p, int offset, uint64_t value) { memcpy(p + offset, &value, 8); }
+
+EXPORT cudaError_t cudaGetDeviceProperties(void *properties, int device) {
+    unsigned char *p = properties;
+    size_t total = 0;
+    CUresult result = cuDeviceTotalMem_v2(&total, device);
+    if (result) return fail(result);
+    memset(p, 0, PROP_SIZE);
+    snprintf((char *)p, 256, "CUDA simulator %d", device);
+    p[PROP_UUID + 15] = (unsigned char)(device + 1);
+    put64(p, PROP_TOTAL, total);
+    put64(p, PROP_SHARED_BLOCK, 49152);
+    put32(p, PROP_REGS, 65536);
+    put32(p, PROP_WARP, 32);
+    put32(p, PROP_THREADS_BLOCK, 1024);
+    for (int i = 0; i < 3; i++) {
+        put32(p, PROP_DIM + 4 * i, i < 2 ? 1024 : 64);
+        put32(p, PROP_GRID + 4 * i, i ? 65535 : 2147483647);
+    }
+    put32(p, PROP_MAJOR, 8);
+    put64(p, PROP_TEXTURE, 512);
+    put32(p, PROP_SM, 108);
+    put32(p, PROP_CONCURRENT, 1);
+    put32(p, PROP_BUS, device + 1);
+    put32(p, PROP_L2, 40 << 20);
+    put32(p, PROP_THREADS_SM, 2048);
+    put64(p, PROP_SHARED_SM, 167936);
+    put32(p, PROP_REGS_SM, 65536);
+    put64(p, PROP_SHARED_OPTIN, 166912);
+    put32(p, PROP_BLOCKS_SM, 32);
+    put32(p, PROP_POOLS, 1);
+    return 0;
+}
+
+/* --- errors --- */
+
+EXPORT cudaError_t cudaGetLastError(void) {
+    cudaError_t error = last_error;
+    last_error = 0;
+    return error;
+}
+EXPORT cudaError_t cudaPeekAtLastError(void) { return last_error; }
+EXPORT const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case 0: return "no error";
+    case 2: return "out of memory";
+    case 101: return "invalid device ordinal";
+    case 801: return "operation not supported";
+    default: return "simulated CUDA error";
+    }
+}
+EXPORT const char *cudaGetErrorName(cudaError_t error) {
+    return error == 2 ? "cudaErrorMemoryAllocation" : error ? "cudaErrorSimulated" : "cudaSuccess";
+}
+
+/* --- memory --- */
+
+EXPORT cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+    *pointer = NULL;
+    if (!bytes) return 0;
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemAlloc_v2((CUdeviceptr *)pointer, bytes));
+}
+EXPORT cudaError_t cudaFree(void *pointer) {
+    cudaError_t error = ready();
+    if (error || !pointer) return error;
+    return fail(cuMemFree_v2((CUdeviceptr)pointer));
+}
+EXPORT cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags) {
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemAllocManaged((CUdeviceptr *)pointer, bytes, flags));
+}
+EXPORT cudaError_t cudaMallocAsync(void **pointer, size_t bytes, void *stream) {
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemAllocAsync((CUdeviceptr *)pointer, bytes, stream));
+}
+EXPORT cudaError_t cudaFreeAsync(void *pointer, void *stream) {
+    return fail(cuMemFreeAsync((CUdeviceptr)pointer, stream));
+}
+EXPORT cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemHostAlloc(pointer, bytes, flags));
+}
+EXPORT cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+    return cudaHostAlloc(pointer, bytes, 0);
+}
+EXPORT cudaError_t cudaFreeHost(void *pointer) { return fail(cuMemFreeHost(pointer)); }
+EXPORT cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
+    return fail(cuMemHostRegister_v2(pointer, bytes, flags));
+}
+EXPORT cudaError_t cudaHostUnregister(void *pointer) { return fail(cuMemHostUnregister(pointer)); }
+EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemGetInfo_v2(free_bytes, total));
+}
+EXPORT cudaError_t cudaDeviceGetDefaultMemPool(void **pool, int device) {
+    return fail(cuDeviceGetDefaultMemPool(pool, device));
+}
+EXPORT cudaError_t cudaMemPoolGetAttribute(void *pool, int attribute, void *value) {
+    return fail(cuMemPoolGetAttribute(pool, attribute, value));
+}
+EXPORT cudaError_t cudaMemPoolSetAttribute(void *pool, int attribute, void *value) {
+    return fail(cuMemPoolSetAttribute(pool, attribute, value));
+}
+EXPORT cudaError_t cudaMemPoolSetAccess(void *pool, const void *access, size_t count) {
+    (void)pool, (void)access, (void)count;
+    return 0;
+}
+EXPORT cudaError_t cudaMemPoolTrimTo(void *pool, size_t keep) {
+    return fail(cuMemPoolTrimTo(pool, keep));
+}
+EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
+    (void)device, (void)attribute;
+    *(uint64_t *)value = 0;
+    return 0;
+}
+
+/* `cudaPointerAttributes` of CUDA 13: type, device, devicePointer, hostPointer. */
+struct pointer_attributes { int type, device; void *on_device, *on_host; long reserved[8]; };
+
+EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *p) {
+    memset(attributes, 0, sizeof *attributes);
+    if (address_is_device((uint64_t)p)) {
+        attributes->type = 2;
+        attributes->device = address_device((uint64_t)p);
+        attributes->on_device = (void *)p;
+    }
+    return 0;
+}
+
+/* Direction as the API counts it; 4: find out by the addresses. A copy from the device is zeros. */
+static void copy(void *to, const void *from, size_t bytes) {
+    if (address_is_device((uint64_t)to)) return;
+    if (address_is_device((uint64_t)from)) memset(to, 0, bytes);
+    else memmove(to, from, bytes);
+}
+EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int direction) {
+    (void)direction;
+    copy(to, from, bytes);
+    return 0;
+}
+EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int direction,
+                                   void *stream) {
+    (void)direction, (void)stream;
+    copy(to, from, bytes);
+    return 0;
+}
+EXPORT cudaError_t cudaMemcpyPeerAsync(void) { return 0; }
+EXPORT cudaError_t cudaMemcpyToSymbol(void) { return 0; }
+EXPORT cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    if (!address_is_device((uint64_t)to)) memset(to, value, bytes);
+    return 0;
+}
+EXPORT cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
+    (void)stream;
+    return cudaMemset(to, value, bytes);
+}
+
+/* --- streams and events: everything is done at once --- */
+
+static void *token(void) { return malloc(8); }
+
+EXPORT cudaError_t cudaStreamCreate(void **stream) { *stream = token(); return ready(); }
+EXPORT cudaError_t cudaStreamCreateWithFlags(void **stream, unsigned flags) {
+    (void)flags;
+    return cudaStreamCreate(stream);
+}
+EXPORT cudaError_t cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+    (void)flags, (void)priority;
+    return cudaStreamCreate(stream);
+}
+EXPORT cudaError_t cudaStreamDestroy(void *stream) { free(stream); return 0; }
+EXPORT cudaError_t cudaStreamSynchronize(void *stream) { (void)stream; return 0; }
+EXPORT cudaError_t cudaStreamQuery(void *stream) { (void)stream; return 0; }
+EXPORT cudaError_t cudaStreamWaitEvent(void) { return 0; }
+EXPORT cudaError_t cudaStreamGetPriority(void *stream, int *priority) {
+    (void)stream;
+    *priority = 0;
+    return 0;
+}
+EXPORT cudaError_t cudaStreamIsCapturing(void *stream, int *status) {
+    (void)stream;
+    *status = 0;
+    return 0;
+}
+EXPORT cudaError_t cudaStreamGetCaptureInfo(void *stream, int *status) {
+    (void)stream;
+    *status = 0;
+    return 0;
+}
+EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode) { *mode = 0; return 0; }
+EXPORT cudaError_t cudaEventCreate(void **event) { *event = token(); return 0; }
+EXPORT cudaError_t cudaEventCreateWithFlags(void **event, unsigned flags) {
+    (void)flags;
+    return cudaEventCreate(event);
+}
+EXPORT cudaError_t cudaEventDestroy(void *event) { free(event); return 0; }
+EXPORT cudaError_t cudaEventRecord(void *event, void *stream) { (void)event, (void)stream; return 0; }
+EXPORT cudaError_t cudaEventRecordWithFlags(void) { return 0; }
+EXPORT cudaError_t cudaEventQuery(void *event) { (void)event; return 0; }
+EXPORT cudaError_t cudaEventSynchronize(void *event) { (void)event; return 0; }
+EXPORT cudaError_t cudaEventElapsedTime(float *ms, void *start, void *end) {
+    (void)start, (void)end;
+    *ms = 0;
+    return 0;
+}
+
+/* --- kernels' attributes --- */
+
+EXPORT cudaError_t cudaFuncGetAttributes(void *attributes, const void *function) {
+    (void)function;
+    memset(attributes, 0, 144);
+    put32(attributes, 24, 1024); /* threads per block */
+    put32(attributes, 28, 32);   /* registers */
+    put32(attributes, 36, 80);   /* binary version */
+    return 0;
+}
+EXPORT cudaError_t cudaFuncSetAttribute(void) { return 0; }
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks) { *blocks = 8; return 0; }
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks) {
+    *blocks = 8;
+    return 0;
+}
+
+/* --- looking driver entry points up --- */
+
+EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function,
+                                                    unsigned version, uint64_t flags, int *status) {
+    int found;
+    cuInit(0);
+    CUresult result = cuGetProcAddress_v2(symbol, function, (int)version, flags, &found);
+    if (status) *status = found;
+    return result == CUDA_ERROR_NOT_FOUND ? 0 : fail(result);
+}
+EXPORT cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, uint64_t flags,
+                                           int *status) {
+    return cudaGetDriverEntryPointByVersion(symbol, function, 13020, flags, status);
+}

@@ -1,0 +1,46 @@
+/* What the simulated libraries share: types of the public CUDA API as far as they are used here,
+ * and the names of the error codes. Declared from the API's documentation; nothing is copied. */
+#ifndef CUDASIM_H
+#define CUDASIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+/* Where a library of its own sources overrides a generated stub. */
+#define MAX_DEVICES 16
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+typedef struct context *CUcontext;
+typedef void *CUstream;
+typedef void *CUevent;
+typedef void *CUmemoryPool;
+typedef uint64_t CUmemHandle;
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+};
+
+/* Device addresses: never mapped on the host, so touching one by mistake faults at once. */
+#define DEVICE_BASE 0x500000000000ull
+#define DEVICE_SHIFT 40
+
+static inline int address_is_device(uint64_t address) {
+    return address >= DEVICE_BASE &&
+           address < DEVICE_BASE + ((uint64_t)MAX_DEVICES << DEVICE_SHIFT);
+}
+
+static inline int address_device(uint64_t address) {
+    return (int)((address - DEVICE_BASE) >> DEVICE_SHIFT);
+}
+
+#endif
