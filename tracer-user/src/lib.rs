@@ -12,4 +12,7 @@ pub mod naming;
 pub mod report;
 
 pub mod bpf;
+pub mod cli;
+pub mod discover;
+pub mod session;
 pub mod sys;

@@ -1,7 +1,7 @@
 //! The `cudatrace` program.
-fn main() {
-    match tracer_user::bpf::Kernel::load(&tracer_user::bpf::LoadOptions::default()) {
-        Ok(_) => println!("ok"),
-        Err(e) => println!("{:?}", e),
-    }
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tracer_user::cli::main()
 }

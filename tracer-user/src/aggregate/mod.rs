@@ -1,1 +1,261 @@
-//! aggregate.
+//! Records in, snapshots out: the one owner of ledgers and names. Pure.
+
+mod site_id;
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+use tracer_common::counters::Counters;
+
+use crate::{
+    decode::{ProcessChange, Record},
+    ledger::{Ledger, SiteKey, SiteTotals, error_name},
+    model::{
+        Coverage, Failure, HostSnapshot, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site,
+        Snapshot, StackIndex, Tracer, Verdict,
+    },
+    naming::Naming,
+};
+
+/// What is known of a process besides its memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessFacts {
+    /// When it started, RFC 3339.
+    pub start_time: Option<String>,
+    /// Its command line.
+    pub command: String,
+    /// Version of its CPython.
+    pub python: Option<String>,
+    /// The `x` of CPython 3.x.
+    pub python_minor: Option<u8>,
+    /// Its container.
+    pub container: Option<String>,
+    /// Its user.
+    pub user: Option<String>,
+}
+
+/// When a snapshot is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moment {
+    /// RFC 3339.
+    pub generated_at: String,
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub now_ns: u64,
+    /// When the trace began, on the same clock.
+    pub start_ns: u64,
+}
+
+#[derive(Debug)]
+struct Process {
+    facts: ProcessFacts,
+    ledger: Ledger,
+    state: ProcessState,
+    exit: Option<String>,
+}
+
+/// The pure core.
+#[derive(Debug, Default)]
+pub struct Aggregator {
+    naming: Naming,
+    processes: BTreeMap<Pid, Process>,
+    coverage: Vec<Coverage>,
+    counters: Counters,
+    events: u64,
+    announced_drops: u64,
+    undecodable: u64,
+}
+
+impl Aggregator {
+    /// A process to keep a ledger for, or new facts about it.
+    pub fn set_process(&mut self, pid: Pid, facts: ProcessFacts) {
+        if let Some(minor) = facts.python_minor {
+            self.naming.set_python_minor(pid, minor);
+        }
+        match self.processes.get_mut(&pid) {
+            Some(process) => process.facts = facts,
+            None => {
+                let process = Process {
+                    facts,
+                    ledger: Ledger::default(),
+                    state: ProcessState::Running,
+                    exit: None,
+                };
+                self.processes.insert(pid, process);
+            }
+        }
+    }
+
+    /// Takes a record. Those of processes without a ledger are ignored.
+    pub fn apply(&mut self, record: Record) {
+        match record {
+            Record::Memory(event) => {
+                self.events += 1;
+                let stack = self.naming.stack(event.pid, event.stack);
+                if let Some(process) = self.processes.get_mut(&event.pid) {
+                    process.ledger.apply(&event, stack);
+                }
+            }
+            Record::Code(definition) => self.naming.define_code(definition),
+            Record::Lines(piece) => self.naming.add_lines(piece),
+            Record::Stack(definition) => {
+                self.naming.define_stack(&definition);
+            }
+            Record::CodeFreed(pid, code) => self.naming.free_code(pid, code),
+            Record::Loss { dropped } => {
+                self.announced_drops += dropped;
+                // The ring buffer is shared, so any process may have lost something.
+                for process in self.processes.values_mut() {
+                    process.ledger.note_loss();
+                }
+            }
+            Record::Process { pid, change, .. } => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    match change {
+                        ProcessChange::Exit => process.state = ProcessState::Exited,
+                        ProcessChange::Exec => process.state = ProcessState::Replaced,
+                        ProcessChange::LibrariesChanged => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// A record could not be decoded.
+    pub fn note_undecodable(&mut self) {
+        self.undecodable += 1;
+    }
+
+    /// What the kernel half counted so far.
+    pub fn set_counters(&mut self, counters: Counters) {
+        self.counters = counters;
+    }
+
+    /// What is attached.
+    pub fn set_coverage(&mut self, coverage: Vec<Coverage>) {
+        self.coverage = coverage;
+    }
+
+    /// The process has ended, by what is known as `exit`.
+    pub fn set_exit(&mut self, pid: Pid, exit: Option<String>) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.state = ProcessState::Exited;
+            process.exit = exit;
+        }
+    }
+
+    /// Memory events taken.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// The picture at a moment.
+    pub fn snapshot(&self, moment: &Moment) -> Snapshot {
+        let seconds = |ns: u64| ns.saturating_sub(moment.start_ns) as f64 / 1e9;
+        let processes: Vec<ProcessSnapshot> = self
+            .processes
+            .iter()
+            .map(|(&pid, process)| self.process(pid, process, &seconds))
+            .collect();
+        let accuracies = || self.processes.values().map(|process| process.ledger.accuracy());
+        let counters = &self.counters;
+        let dropped = counters.dropped_events + counters.dropped_definitions + self.undecodable;
+        let dropped = dropped.max(self.announced_drops);
+        let unmatched_frees = accuracies().map(|accuracy| accuracy.unmatched_frees).sum();
+        let mismatches = accuracies().map(|accuracy| accuracy.mismatches).sum();
+        let lost = processes.iter().flat_map(|p| &p.devices).any(|d| d.lost_bytes != 0);
+        Snapshot {
+            schema: SCHEMA,
+            generated_at: moment.generated_at.clone(),
+            duration_s: seconds(moment.now_ns),
+            tracer: Tracer {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                events: self.events,
+                dropped,
+                exact: dropped == 0 && unmatched_frees == 0 && mismatches == 0 && !lost,
+                truncated_stacks: counters.truncated_stacks + counters.faulted_stacks,
+                unmatched_frees,
+                mismatches,
+                coverage: self.coverage.clone(),
+            },
+            processes,
+        }
+    }
+
+    fn process(
+        &self,
+        pid: Pid,
+        process: &Process,
+        seconds: &dyn Fn(u64) -> f64,
+    ) -> ProcessSnapshot {
+        let facts = &process.facts;
+        let failures = process.ledger.failures().last().map(|failure| Failure {
+            time_s: seconds(failure.time_ns),
+            call: failure.call.to_owned(),
+            bytes: failure.bytes,
+            error: error_name(failure.error).into_owned(),
+            user_visible: None,
+            site: None,
+        });
+        ProcessSnapshot {
+            pid,
+            start_time: facts.start_time.clone(),
+            command: facts.command.clone(),
+            python: facts.python.clone(),
+            notebook: None,
+            kernel_id: None,
+            container: facts.container.clone(),
+            user: facts.user.clone(),
+            state: process.state,
+            exit: process.exit.clone(),
+            devices: process.ledger.devices(),
+            host: HostSnapshot { pinned_bytes: None },
+            sites: self.sites(&process.ledger, seconds),
+            cells: Vec::new(),
+            failures: failures.collect(),
+        }
+    }
+
+    /// Sites, those of pools before those of the driver (a pool's segments are no second holder of
+    /// the same bytes), most live bytes first; equal ones by total and id, so that the order is
+    /// always the same.
+    fn sites(&self, ledger: &Ledger, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
+        let mut merged: FxHashMap<SiteKey, SiteTotals> = FxHashMap::default();
+        for (key, totals) in ledger.sites() {
+            let key = SiteKey { stack: self.naming.merged(key.stack), ..*key };
+            merged.entry(key).or_default().merge(totals);
+        }
+        let mut sites: Vec<Site> =
+            merged.iter().map(|(key, totals)| self.site(key, totals, seconds)).collect();
+        sites.sort_by(|a, b| {
+            b.level
+                .cmp(&a.level)
+                .then(b.live_bytes.cmp(&a.live_bytes))
+                .then(b.total_bytes.cmp(&a.total_bytes))
+                .then_with(|| a.id.cmp(&b.id))
+        });
+        sites
+    }
+
+    fn site(&self, key: &SiteKey, totals: &SiteTotals, seconds: &dyn Fn(u64) -> f64) -> Site {
+        let frames = self.naming.frames(key.stack);
+        let note = self.naming.note(key.stack);
+        let note = if key.stack == StackIndex::NONE { None } else { note };
+        Site {
+            id: site_id::site_id(key.level, key.device, &frames, note.as_deref()),
+            level: key.level,
+            device: key.device,
+            live_bytes: totals.live_bytes,
+            live_blocks: totals.live_blocks,
+            total_bytes: totals.total_bytes,
+            total_blocks: totals.total_blocks,
+            peak_bytes: totals.peak_bytes(),
+            first_seen_s: seconds(totals.first_ns),
+            last_seen_s: seconds(totals.last_ns),
+            growth_bytes_per_s: None,
+            verdict: Verdict::Unknown,
+            hint: None,
+            frames,
+            frames_note: note,
+        }
+    }
+}

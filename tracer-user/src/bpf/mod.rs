@@ -5,7 +5,7 @@
 
 mod error;
 
-use std::{collections::HashMap as StdHashMap, num::NonZeroU32, path::Path};
+use std::{num::NonZeroU32, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,

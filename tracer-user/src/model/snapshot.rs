@@ -130,6 +130,8 @@ pub struct DeviceSnapshot {
     /// Whether a segment from before attach was returned since the pool last reported:
     /// `reserved_bytes` is then an upper bound until its next allocation.
     pub reserved_is_upper_bound: bool,
+    /// Part of `reserved_bytes` that came by calls without a probe; negative when it went by such.
+    pub untraced_reserved_bytes: i64,
     /// Bytes in live blocks of pools.
     pub allocated_bytes: u64,
     /// Free bytes inside segments.

@@ -1,1 +1,27 @@
-//! report.
+//! Snapshots to text, JSON, folded stacks and flamegraphs. Pure: each format is a function from an
+//! immutable snapshot to a writer, and its output depends on nothing else.
+
+mod flamegraph;
+mod folded;
+mod json;
+mod label;
+mod sanitize;
+mod text;
+mod user_frame;
+
+pub use self::{
+    flamegraph::write_flamegraph, folded::write_folded, json::write_json, sanitize::sanitize,
+    text::write_text, user_frame::is_user_file,
+};
+
+/// What to leave out. Totals always cover everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Most lines or sites to show; by default 20 in text and all elsewhere.
+    pub top: Option<usize>,
+    /// Sites with fewer live bytes are left out.
+    pub min_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests;

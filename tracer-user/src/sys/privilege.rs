@@ -8,9 +8,10 @@ use thiserror::Error;
 const NEEDED: [(&str, u32, &str); 3] = [
     ("CAP_SYS_ADMIN or CAP_BPF", 39, "load BPF programs"),
     ("CAP_SYS_ADMIN or CAP_PERFMON", 38, "attach uprobes"),
-    ("CAP_SYS_PTRACE", 19, "read the memory maps of other users' processes"),
+    ("CAP_SYS_PTRACE", PTRACE, "read the memory maps of other users' processes"),
 ];
 const SYS_ADMIN: u32 = 21;
+const PTRACE: u32 = 19;
 
 /// Not allowed to trace.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -39,7 +40,7 @@ fn check_status(status: &str, uid: u32, command: &[String]) -> Result<(), Privil
     let has = |bit: u32| effective >> bit & 1 == 1;
     let missing: Vec<String> = NEEDED
         .iter()
-        .filter(|(_, bit, _)| !has(*bit) && !(*bit != 19 && has(SYS_ADMIN)))
+        .filter(|(_, bit, _)| !(has(*bit) || (*bit != PTRACE && has(SYS_ADMIN))))
         .map(|(name, _, purpose)| format!("{name} (to {purpose})"))
         .collect();
     if missing.is_empty() {

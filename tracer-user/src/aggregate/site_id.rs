@@ -1,0 +1,27 @@
+//! Ids of call sites: the same site has the same id in every snapshot, and in another trace.
+
+use std::hash::{Hash as _, Hasher as _};
+
+use rustc_hash::FxHasher;
+
+use crate::model::{Device, Frame, Level};
+
+/// Sixteen hexadecimal digits over everything that makes a site.
+pub(super) fn site_id(
+    level: Level,
+    device: Option<Device>,
+    frames: &[Frame],
+    note: Option<&str>,
+) -> String {
+    let mut hasher = FxHasher::default();
+    level.name().hash(&mut hasher);
+    device.hash(&mut hasher);
+    note.hash(&mut hasher);
+    for frame in frames {
+        frame.function.hash(&mut hasher);
+        frame.qualified_name.hash(&mut hasher);
+        frame.file.hash(&mut hasher);
+        frame.line.hash(&mut hasher);
+    }
+    format!("{:016x}", hasher.finish())
+}

@@ -1,0 +1,151 @@
+//! Arguments as typed.
+
+use std::{path::PathBuf, time::Duration};
+
+use bytesize::ByteSize;
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::bpf::DEFAULT_RING_BYTES;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo cudatrace --pid 4242                              report every 5 s until Ctrl-C
+  sudo cudatrace --pid 4242 --duration 30s               one minute is enough to see a leak grow
+  sudo cudatrace --pid 4242 --duration 30s --format json --output report.json
+  sudo cudatrace flamegraph --pid 4242 -o leak.svg       picture of what is not freed
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 missing privilege or kernel feature,
+4 no such process or nothing to trace.";
+
+/// Which Python line holds which bytes of GPU memory, in a process that is already running.
+///
+/// Attaches to a Jupyter kernel, a training job or a server without restarting or changing it, and
+/// reports what it allocates on the GPU from then on, by call site.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(subcommand_negates_reqs = true, max_term_width = 100)]
+pub struct Args {
+    /// What to do instead of reporting
+    #[command(subcommand)]
+    pub verb: Option<Verb>,
+    /// What to trace
+    #[command(flatten)]
+    pub trace: TraceArgs,
+    /// How the report looks
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+    /// Write the final report to this file instead of standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Time between reports (text on standard output only)
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub interval: Duration,
+}
+
+/// Verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Write a flamegraph of unfreed allocations (SVG)
+    Flamegraph {
+        /// What to trace
+        #[command(flatten)]
+        trace: TraceArgs,
+        /// The picture
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+    },
+}
+
+/// What to trace, and for how long.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TraceArgs {
+    /// Process to trace; several separated by commas
+    #[arg(long, value_name = "PID", value_delimiter = ',', required = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Vec<u32>,
+    /// Stop after this time, such as 500ms, 30s or 2m; without it at Ctrl-C or the process's end
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub duration: Option<Duration>,
+    /// Show at most this many lines or sites (text: 20 unless given)
+    #[arg(long, value_name = "N")]
+    pub top: Option<usize>,
+    /// Leave out sites with fewer live bytes, such as 1MiB
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub min_bytes: ByteSize,
+    /// Show the log of the programs in the kernel
+    #[arg(long)]
+    pub log_ebpf: bool,
+    /// Size of the ring buffer, a power of two of at least a page (for tests)
+    #[arg(long, value_name = "SIZE", hide = true, value_parser = ring_size)]
+    #[arg(default_value_t = DEFAULT_RING_BYTES)]
+    pub ring_size: u32,
+}
+
+/// How a report looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// For programs: the schema cudatrace.report/1
+    Json,
+    /// Folded stacks by live bytes, for flamegraph tools
+    Folded,
+    /// A flamegraph as SVG
+    Flamegraph,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(duration) if duration.is_zero() => Err("must be longer than 0".to_owned()),
+        Ok(duration) => Ok(duration),
+        Err(error) => Err(format!("{error}; write it like `500ms`, `30s` or `2m`")),
+    }
+}
+
+fn ring_size(text: &str) -> Result<u32, String> {
+    let size: ByteSize = text.parse()?;
+    let page = rustix::param::page_size() as u64;
+    match u32::try_from(size.0) {
+        Ok(bytes) if size.0 >= page && size.0.is_power_of_two() => Ok(bytes),
+        _ => Err(format!("must be a power of two, at least {page} bytes and less than 4 GiB")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        let args = Args::try_parse_from([
+            "cudatrace",
+            "--pid",
+            "1,2",
+            "--duration",
+            "1m",
+            "--min-bytes",
+            "1MiB",
+            "--ring-size",
+            "4KiB",
+        ]);
+        let trace = args.unwrap().trace;
+        assert_eq!(trace.pid, [1, 2]);
+        assert_eq!(trace.duration, Some(Duration::from_secs(60)));
+        assert_eq!(trace.min_bytes.0, 1 << 20);
+        assert_eq!(trace.ring_size, 4096);
+        for wrong in
+            [["--pid", "0"], ["--duration", "0s"], ["--duration", "30"], ["--ring-size", "5000"]]
+        {
+            let line = ["cudatrace", "--pid", "1"].into_iter().chain(wrong);
+            assert!(Args::try_parse_from(line).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The command line: arguments as typed, then as meant, then the trace.
+
+mod args;
+mod output;
+mod trace;
+
+use std::{io, process::ExitCode};
+
+use clap::Parser as _;
+
+pub use self::args::Args;
+use crate::{
+    bpf::LoadError,
+    session::SessionError,
+    sys::{lock::LockError, privilege::PrivilegeError},
+};
+
+/// Exit codes, which scripts rely on.
+mod code {
+    pub const FAILED: u8 = 1;
+    pub const MISSING: u8 = 3;
+    pub const NOTHING: u8 = 4;
+}
+
+/// Runs the program on the arguments of the process.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    match trace::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cudatrace: {error:#}");
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+/// The reader of our output has gone away: it has what it wanted.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if cause.is::<PrivilegeError>() {
+            return code::MISSING;
+        }
+        match cause.downcast_ref::<SessionError>() {
+            Some(SessionError::Load(error)) => return load_code(error),
+            Some(SessionError::Lock(LockError::Held { .. } | LockError::Io { .. })) => {
+                return code::FAILED;
+            }
+            Some(SessionError::NoProbe { .. }) => return code::FAILED,
+            Some(_) => return code::NOTHING,
+            None => {}
+        }
+    }
+    code::FAILED
+}
+
+fn load_code(error: &LoadError) -> u8 {
+    if error.is_missing_feature() { code::MISSING } else { code::FAILED }
+}

@@ -1,0 +1,124 @@
+//! The trace from start to final report.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+};
+use tracing_subscriber::EnvFilter;
+
+use super::{
+    args::{Args, Format, TraceArgs, Verb},
+    output::{self, OutputFile},
+};
+use crate::{bpf::LoadOptions, model::Pid, report::Options, session::Session, sys::privilege};
+
+/// Time between two drains of the ring buffer. The kernel half never wakes us (docs/abi.md).
+const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What the arguments mean.
+struct Plan<'a> {
+    trace: &'a TraceArgs,
+    format: Format,
+    output: Option<OutputFile>,
+    /// Time between reports, if there are any before the last.
+    interval: Option<Duration>,
+}
+
+/// Runs a trace.
+pub fn run(args: &Args) -> Result<()> {
+    let plan = plan(args)?;
+    start_log(plan.trace.log_ebpf);
+    let command: Vec<String> = std::env::args().collect();
+    privilege::check(&command)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    runtime.block_on(follow(plan))
+}
+
+fn plan(args: &Args) -> Result<Plan<'_>> {
+    Ok(match &args.verb {
+        Some(Verb::Flamegraph { trace, output }) => Plan {
+            trace,
+            format: Format::Flamegraph,
+            output: Some(OutputFile::create(output)?),
+            interval: None,
+        },
+        None => {
+            let output = args.output.as_deref().map(OutputFile::create).transpose()?;
+            let live = args.format == Format::Text && output.is_none();
+            Plan {
+                trace: &args.trace,
+                format: args.format,
+                output,
+                interval: live.then_some(args.interval),
+            }
+        }
+    })
+}
+
+fn start_log(log_ebpf: bool) {
+    let default = if log_ebpf { "warn,tracer_ebpf=trace,cudatrace_ebpf=trace" } else { "warn" };
+    let filter =
+        EnvFilter::try_from_env("CUDATRACE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    // An error means that there is a log already.
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}
+
+async fn follow(plan: Plan<'_>) -> Result<()> {
+    // Before the first probe, so that Ctrl-C always ends in a report.
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+
+    let options = Options { top: plan.trace.top, min_bytes: plan.trace.min_bytes.0 };
+    let pids: Vec<Pid> = plan.trace.pid.iter().copied().map(Pid).collect();
+    let load = LoadOptions { ring_bytes: plan.trace.ring_size, log: plan.trace.log_ebpf };
+    let mut session = Session::start(&pids, &load)?;
+    for warning in session.warnings() {
+        eprintln!("cudatrace: {warning}");
+    }
+    eprintln!("cudatrace: attached to {}; Ctrl-C ends the trace", numbers(&plan.trace.pid));
+
+    let now = Instant::now();
+    let mut drain = interval_at(now + DRAIN_INTERVAL, DRAIN_INTERVAL);
+    drain.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let period = plan.interval.unwrap_or(Duration::from_secs(3600));
+    let mut report = interval_at(now + period, period);
+    let end = plan.trace.duration.map(|duration| now + duration);
+    loop {
+        tokio::select! {
+            _ = drain.tick() => {
+                session.tick();
+                if !session.is_active() {
+                    break;
+                }
+            }
+            _ = report.tick(), if plan.interval.is_some() => {
+                session.tick();
+                output::print(&session.snapshot(), plan.format, &options)?;
+                println!();
+            }
+            () = sleep_until(end.unwrap_or(now)), if end.is_some() => break,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = hang_up.recv() => break,
+        }
+    }
+    let snapshot = session.finish();
+    match plan.output {
+        Some(file) => file.write(&snapshot, plan.format, &options),
+        None => output::print(&snapshot, plan.format, &options),
+    }
+}
+
+fn numbers(pids: &[u32]) -> String {
+    let noun = if pids.len() == 1 { "process" } else { "processes" };
+    let list: Vec<String> = pids.iter().map(u32::to_string).collect();
+    format!("{noun} {}", list.join(", "))
+}

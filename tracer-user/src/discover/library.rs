@@ -1,0 +1,230 @@
+//! Libraries worth probing: those that are mapped, and those that the process will load.
+//!
+//! A library is chosen by its name and place, never because it exports a CUDA name: TensorFlow and
+//! JAX export stubs of the same names.
+
+use std::{
+    collections::HashSet,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    maps::{MappedFile, in_root},
+    process::{PROC, open},
+};
+use crate::model::Pid;
+
+/// What a library is to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LibraryKind {
+    /// The CUDA driver.
+    Driver,
+    /// PyTorch's base library.
+    TorchC10,
+    /// The dynamic loader.
+    Loader,
+}
+
+impl LibraryKind {
+    /// By file name.
+    pub fn of(file_name: &str) -> Option<Self> {
+        match file_name {
+            "libc10.so" => Some(Self::TorchC10),
+            name if name == "libcuda.so.1" || is_driver_file(name) => Some(Self::Driver),
+            name if name.starts_with("ld-linux") || is_old_loader(name) => Some(Self::Loader),
+            _ => None,
+        }
+    }
+}
+
+/// `libcuda.so.550.163.01`: what `libcuda.so.1` is a link to, and what is shown as mapped.
+fn is_driver_file(name: &str) -> bool {
+    name.strip_prefix("libcuda.so.").is_some_and(|version| {
+        version.contains('.') && version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+    })
+}
+
+/// `ld-2.31.so`, before glibc 2.34.
+fn is_old_loader(name: &str) -> bool {
+    name.starts_with("ld-2.") && name.ends_with(".so")
+}
+
+/// A library to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibraryFile {
+    /// What it is.
+    pub kind: LibraryKind,
+    /// Its path as the process sees it.
+    pub path: PathBuf,
+    /// The path to open.
+    pub open_path: PathBuf,
+    /// Whether it is mapped already.
+    pub mapped: bool,
+    /// Identity of the file.
+    pub inode: u64,
+}
+
+/// The libraries of interest among the mapped files.
+pub fn mapped(files: &[MappedFile]) -> Vec<LibraryFile> {
+    files
+        .iter()
+        .filter(|file| file.ranges.iter().any(|range| range.executable))
+        .filter_map(|file| {
+            Some(LibraryFile {
+                kind: LibraryKind::of(&file.file_name())?,
+                path: file.path.clone(),
+                open_path: file.open_path.clone(),
+                mapped: true,
+                inode: file.inode,
+            })
+        })
+        .collect()
+}
+
+/// The libraries that the process is going to load when it imports torch: those of every
+/// installation on its import path, and the system's driver. What is already in `known` is left out.
+pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Vec<LibraryFile> {
+    let environment = Environment::of(pid);
+    let mut seen: HashSet<(LibraryKind, u64)> =
+        known.iter().map(|library| (library.kind, library.inode)).collect();
+    let mut found = Vec::new();
+    let mut consider = |kind: LibraryKind, path: PathBuf| {
+        let open_path = in_root(pid, &path);
+        let Ok(metadata) = fs::metadata(&open_path) else { return };
+        if metadata.is_file() && seen.insert((kind, metadata.ino())) {
+            found.push(LibraryFile { kind, path, open_path, mapped: false, inode: metadata.ino() });
+        }
+    };
+    for folder in
+        python_minor.map(|minor| import_path(pid, minor, &environment)).unwrap_or_default()
+    {
+        consider(LibraryKind::TorchC10, folder.join("torch/lib/libc10.so"));
+        consider(LibraryKind::Driver, folder.join("torch/lib/libcuda.so.1"));
+    }
+    for folder in environment.folders("LD_LIBRARY_PATH").into_iter().chain(system_folders(pid)) {
+        consider(LibraryKind::Driver, folder.join("libcuda.so.1"));
+    }
+    found
+}
+
+/// What the process was started with.
+struct Environment(Vec<(String, String)>);
+
+impl Environment {
+    fn of(pid: Pid) -> Self {
+        let variables = open(pid).ok().and_then(|process| process.environ().ok());
+        let text = |value: std::ffi::OsString| value.into_string().ok();
+        Self(
+            variables
+                .unwrap_or_default()
+                .into_iter()
+                .filter_map(|(name, value)| Some((text(name)?, text(value)?)))
+                .collect(),
+        )
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+
+    fn folders(&self, name: &str) -> Vec<PathBuf> {
+        let list = self.get(name).unwrap_or_default();
+        list.split(':').filter(|folder| folder.starts_with('/')).map(PathBuf::from).collect()
+    }
+}
+
+/// Folders from which the interpreter imports packages, as far as they can be told from outside.
+fn import_path(pid: Pid, minor: u8, environment: &Environment) -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> = Vec::new();
+    let above = |path: &Path| path.parent().and_then(Path::parent).map(Path::to_owned);
+    // How it was called: inside a virtual environment this is the environment's own link.
+    if let Some(called) = open(pid).ok().and_then(|process| process.cmdline().ok())
+        && let Some(first) = called.first()
+    {
+        let path = PathBuf::from(first);
+        if path.is_absolute() {
+            prefixes.extend(above(&path));
+        } else if !first.contains('/') {
+            // Looked up on PATH; a shell or a launcher would have found the first one.
+            prefixes.extend(
+                environment
+                    .folders("PATH")
+                    .iter()
+                    .filter(|folder| in_root(pid, &folder.join(first)).exists())
+                    .filter_map(|folder| folder.parent().map(Path::to_owned)),
+            );
+        } else if let Ok(folder) = fs::read_link(format!("{PROC}/{}/cwd", pid.0)) {
+            prefixes.extend(above(&folder.join(path)));
+        }
+    }
+    prefixes.extend(["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"].iter().filter_map(|name| {
+        environment.get(name).filter(|value| value.starts_with('/')).map(PathBuf::from)
+    }));
+    if let Ok(program) = fs::read_link(format!("{PROC}/{}/exe", pid.0)) {
+        prefixes.extend(above(&program));
+    }
+    prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
+
+    let mut folders = environment.folders("PYTHONPATH");
+    for prefix in prefixes {
+        for lib in ["lib", "lib64"] {
+            folders.push(prefix.join(format!("{lib}/python3.{minor}/site-packages")));
+            folders.push(prefix.join(format!("{lib}/python3.{minor}/dist-packages")));
+            folders.push(prefix.join(format!("{lib}/python3/dist-packages")));
+        }
+    }
+    if let Some(home) = environment.get("HOME").filter(|home| home.starts_with('/')) {
+        folders.push(Path::new(home).join(format!(".local/lib/python3.{minor}/site-packages")));
+    }
+    folders
+}
+
+/// Where distributions and container tool kits put the driver.
+fn system_folders(pid: Pid) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/x86_64-linux-gnu/nvidia/current",
+        "/usr/lib64",
+        "/usr/lib",
+        "/lib/x86_64-linux-gnu",
+        "/usr/local/cuda/compat",
+        "/usr/local/nvidia/lib64",
+        "/usr/lib/wsl/lib",
+        "/run/opengl-driver/lib",
+    ]
+    .map(PathBuf::from)
+    .to_vec();
+    // What the loader's configuration adds, one folder a line.
+    let Ok(entries) = fs::read_dir(in_root(pid, Path::new("/etc/ld.so.conf.d"))) else {
+        return folders;
+    };
+    for entry in entries.flatten().take(64) {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let lines = text.lines().map(str::trim).filter(|line| line.starts_with('/'));
+        folders.extend(lines.map(PathBuf::from));
+    }
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_told_by_their_names() {
+        for (name, kind) in [
+            ("libcuda.so.1", Some(LibraryKind::Driver)),
+            ("libcuda.so.550.163.01", Some(LibraryKind::Driver)),
+            ("libc10.so", Some(LibraryKind::TorchC10)),
+            ("ld-linux-x86-64.so.2", Some(LibraryKind::Loader)),
+            ("ld-2.31.so", Some(LibraryKind::Loader)),
+            ("libcudart.so.13", None),
+            ("libc10_cuda.so", None),
+            ("libtensorflow_framework.so.2", None),
+        ] {
+            assert_eq!(LibraryKind::of(name), kind, "{name}");
+        }
+    }
+}

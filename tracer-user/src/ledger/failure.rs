@@ -1,0 +1,76 @@
+//! Allocations that failed.
+
+use std::{borrow::Cow, collections::VecDeque};
+
+use crate::model::{AllocationEvent, StackIndex};
+
+/// Failures that are kept; older ones are only counted.
+const KEPT: usize = 1000;
+
+/// One failed allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The entry point.
+    pub call: &'static str,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// The `CUresult`.
+    pub error: u32,
+    /// Who asked.
+    pub stack: StackIndex,
+}
+
+/// The last failures.
+#[derive(Debug, Default)]
+pub struct Failures {
+    last: VecDeque<Failure>,
+    count: u64,
+}
+
+impl Failures {
+    pub(super) fn add(&mut self, event: &AllocationEvent, error: u32, stack: StackIndex) {
+        if self.last.len() == KEPT {
+            self.last.pop_front();
+        }
+        self.count += 1;
+        self.last.push_back(Failure {
+            time_ns: event.time_ns,
+            call: event.probe.call(),
+            bytes: event.size,
+            error,
+            stack,
+        });
+    }
+
+    /// The last ones, oldest first.
+    pub fn last(&self) -> impl Iterator<Item = &Failure> {
+        self.last.iter()
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+/// The name of a `CUresult`, from the public API's documentation.
+pub fn error_name(error: u32) -> Cow<'static, str> {
+    Cow::Borrowed(match error {
+        1 => "CUDA_ERROR_INVALID_VALUE",
+        2 => "CUDA_ERROR_OUT_OF_MEMORY",
+        3 => "CUDA_ERROR_NOT_INITIALIZED",
+        4 => "CUDA_ERROR_DEINITIALIZED",
+        100 => "CUDA_ERROR_NO_DEVICE",
+        101 => "CUDA_ERROR_INVALID_DEVICE",
+        201 => "CUDA_ERROR_INVALID_CONTEXT",
+        400 => "CUDA_ERROR_INVALID_HANDLE",
+        700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
+        709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        719 => "CUDA_ERROR_LAUNCH_FAILED",
+        801 => "CUDA_ERROR_NOT_SUPPORTED",
+        999 => "CUDA_ERROR_UNKNOWN",
+        other => return Cow::Owned(format!("CUresult {other}")),
+    })
+}

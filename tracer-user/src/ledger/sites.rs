@@ -1,0 +1,117 @@
+//! Call sites and their totals.
+
+use rustc_hash::FxHashMap;
+
+use crate::model::{Device, Level, StackIndex};
+
+/// What makes a call site: one stack, at one level, on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SiteKey {
+    /// Where it is counted.
+    pub level: Level,
+    /// The device, if known.
+    pub device: Option<Device>,
+    /// The stack.
+    pub stack: StackIndex,
+}
+
+/// Totals of a call site, in bytes, blocks and nanoseconds of `CLOCK_MONOTONIC`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SiteTotals {
+    /// Bytes allocated and not freed.
+    pub live_bytes: u64,
+    /// Blocks allocated and not freed.
+    pub live_blocks: u64,
+    /// Bytes ever allocated.
+    pub total_bytes: u64,
+    /// Blocks ever allocated.
+    pub total_blocks: u64,
+    /// Highest `live_bytes` before the last change; see [`SiteTotals::peak_bytes`].
+    earlier_peak: u64,
+    /// Time of the first allocation.
+    pub first_ns: u64,
+    /// Time of the last allocation.
+    pub last_ns: u64,
+}
+
+impl SiteTotals {
+    /// Highest `live_bytes`.
+    pub fn peak_bytes(&self) -> u64 {
+        self.earlier_peak.max(self.live_bytes)
+    }
+
+    /// Adds the totals of another site that turned out to be the same one. Its peak is then a lower
+    /// bound: the two peaks may not have been at one time.
+    pub fn merge(&mut self, other: &Self) {
+        let peak = self.peak_bytes().max(other.peak_bytes());
+        let first = match (self.total_blocks, other.total_blocks) {
+            (0, _) => other.first_ns,
+            (_, 0) => self.first_ns,
+            _ => self.first_ns.min(other.first_ns),
+        };
+        *self = Self {
+            live_bytes: self.live_bytes.saturating_add(other.live_bytes),
+            live_blocks: self.live_blocks + other.live_blocks,
+            total_bytes: self.total_bytes.saturating_add(other.total_bytes),
+            total_blocks: self.total_blocks + other.total_blocks,
+            earlier_peak: peak,
+            first_ns: first,
+            last_ns: self.last_ns.max(other.last_ns),
+        };
+    }
+}
+
+/// Every site of a process.
+#[derive(Debug, Default)]
+pub struct Sites(FxHashMap<SiteKey, SiteTotals>);
+
+impl Sites {
+    /// In no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals)> {
+        self.0.iter()
+    }
+
+    pub(super) fn alloc(&mut self, key: SiteKey, size: u64, time_ns: u64) {
+        let site = self.0.entry(key).or_default();
+        site.earlier_peak = site.peak_bytes();
+        if site.total_blocks == 0 {
+            site.first_ns = time_ns;
+        }
+        site.last_ns = time_ns;
+        site.live_bytes = site.live_bytes.saturating_add(size);
+        site.live_blocks += 1;
+        site.total_bytes = site.total_bytes.saturating_add(size);
+        site.total_blocks += 1;
+    }
+
+    pub(super) fn free(&mut self, key: &SiteKey, size: u64) {
+        if let Some(site) = self.0.get_mut(key) {
+            site.earlier_peak = site.peak_bytes();
+            site.live_bytes = site.live_bytes.saturating_sub(size);
+            site.live_blocks = site.live_blocks.saturating_sub(1);
+        }
+    }
+
+    /// Takes a free back.
+    pub(super) fn restore(&mut self, key: &SiteKey, size: u64) {
+        if let Some(site) = self.0.get_mut(key) {
+            site.live_bytes = site.live_bytes.saturating_add(size);
+            site.live_blocks += 1;
+        }
+    }
+
+    /// A block that has just been allocated belongs to another site after all: it leaves no trace at
+    /// the first.
+    pub(super) fn move_block(&mut self, from: &SiteKey, to: SiteKey, size: u64) {
+        let Some(site) = self.0.get_mut(from) else { return };
+        let time_ns = site.last_ns;
+        site.live_bytes = site.live_bytes.saturating_sub(size);
+        site.live_blocks = site.live_blocks.saturating_sub(1);
+        site.total_bytes = site.total_bytes.saturating_sub(size);
+        site.total_blocks = site.total_blocks.saturating_sub(1);
+        if site.total_blocks == 0 {
+            self.0.remove(from);
+        }
+        self.alloc(to, size, time_ns);
+    }
+}

@@ -1,0 +1,37 @@
+//! A flamegraph of unfreed allocations, as SVG.
+
+use std::io;
+
+use inferno::flamegraph::{self, TextTruncateDirection, color::BasicPalette, color::Palette};
+
+use super::{Options, folded, label};
+use crate::model::Snapshot;
+
+/// Writes the flamegraph. Widths are live bytes; a tooltip has the exact number.
+///
+/// # Errors
+///
+/// Those of the writer.
+pub fn write_flamegraph(
+    snapshot: &Snapshot,
+    options: &Options,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    let lines = folded::lines(snapshot, options);
+    let bytes: u64 =
+        lines.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
+    let lines = if lines.is_empty() { vec!["nothing is allocated 1".to_owned()] } else { lines };
+
+    let mut style = flamegraph::Options::default();
+    style.title = "Unfreed GPU memory by Python line".to_owned();
+    let accuracy = if snapshot.tracer.exact { "exact" } else { "INCOMPLETE, see the report" };
+    style.subtitle = Some(format!("{} live ({accuracy})", label::size(bytes)));
+    style.count_name = "bytes".to_owned();
+    style.name_type = "Line:".to_owned();
+    style.colors = Palette::Basic(BasicPalette::Mem);
+    style.hash = true;
+    style.text_truncate_direction = TextTruncateDirection::Right;
+    style.min_width = 0.1;
+    flamegraph::from_lines(&mut style, lines.iter().map(String::as_str), out)
+        .map_err(|error| io::Error::other(error.to_string()))
+}

@@ -1,0 +1,72 @@
+//! Folded stacks: `root;…;leaf bytes`, a line per call site with live bytes, sorted.
+
+use std::{collections::BTreeMap, io};
+
+use super::{Options, label, sanitize};
+use crate::model::{Level, ProcessSnapshot, Site, Snapshot};
+
+/// Writes live bytes by stack, roots first.
+///
+/// # Errors
+///
+/// Those of the writer.
+pub fn write_folded(
+    snapshot: &Snapshot,
+    options: &Options,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    for line in lines(snapshot, options) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// The lines, in order.
+pub(super) fn lines(snapshot: &Snapshot, options: &Options) -> Vec<String> {
+    let mut stacks: BTreeMap<String, u64> = BTreeMap::new();
+    let mut add = |stack: Vec<String>, bytes: u64| {
+        if bytes > 0 {
+            let key = stack.iter().map(|frame| escape(frame)).collect::<Vec<_>>().join(";");
+            *stacks.entry(key).or_default() += bytes;
+        }
+    };
+    for process in &snapshot.processes {
+        let root = format!("process {}", process.pid);
+        let shown = holders(process).filter(|site| site.live_bytes >= options.min_bytes);
+        for site in shown.take(options.top.unwrap_or(usize::MAX)) {
+            add(stack(&root, site), site.live_bytes);
+        }
+        for device in &process.devices {
+            let before = device.before_attach.allocated_bytes;
+            add(
+                vec![root.clone(), label::device(device.index), "before attach".to_owned()],
+                before,
+            );
+        }
+    }
+    stacks.into_iter().map(|(stack, bytes)| format!("{stack} {bytes}")).collect()
+}
+
+/// The sites that hold memory of their own: those of pools, and driver memory that no pool has.
+pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> {
+    process.sites.iter().filter(|site| site.level != Level::Driver || site.device.is_none())
+}
+
+fn stack(root: &str, site: &Site) -> Vec<String> {
+    let place = match site.level {
+        Level::Driver => "driver, no pool".to_owned(),
+        Level::Pytorch => label::device(site.device),
+    };
+    let mut stack = vec![root.to_owned(), place];
+    stack.extend(site.frames.iter().rev().map(label::frame));
+    if let Some(note) = &site.frames_note {
+        // What is missing is missing at the outer end.
+        stack.insert(2, format!("[{note}]"));
+    }
+    stack
+}
+
+/// Semicolons separate frames, and a line is a stack.
+fn escape(frame: &str) -> String {
+    sanitize(frame).replace(';', "\\u{3b}")
+}

@@ -1,0 +1,373 @@
+//! A trace: processes, kernel half and pure core put together.
+
+use std::{collections::HashSet, io, os::fd::OwnedFd, path::Path, time::Duration};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use thiserror::Error;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tracer_common::config::ProcessConfig;
+
+use crate::{
+    aggregate::{Aggregator, Moment, ProcessFacts},
+    bpf::{Kernel, LoadError, LoadOptions},
+    decode::{ProcessChange, Record, decode},
+    discover::{
+        library::{self, LibraryFile, LibraryKind},
+        maps::mapped_files,
+        plan::{self, ProbeSite},
+        process::{self, ProcessError, ProcessInfo},
+        python::{self, PythonError, PythonTarget},
+    },
+    model::{Coverage, Pid, Snapshot},
+    sys::{
+        self,
+        lock::{LOCK_DIRECTORY, LockError, TraceLock},
+    },
+};
+
+/// How long an interpreter that is just starting is waited for.
+const START_PATIENCE: Duration = Duration::from_secs(3);
+
+/// A trace that cannot begin.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The process cannot be traced.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// Nothing in it to trace.
+    #[error("process {0} is not a Python process and has no CUDA library loaded: nothing to trace")]
+    NotPython(Pid),
+    /// Python, but no CUDA.
+    #[error(
+        "process {0} has no CUDA library loaded, and there is none on its import path or in the \
+         system's library folders: nothing to trace; if it loads one from elsewhere, attach once it has"
+    )]
+    NoCuda(Pid),
+    /// No probe could be attached.
+    #[error("no probe could be attached to process {pid}: {why}")]
+    NoProbe {
+        /// The process.
+        pid: Pid,
+        /// The first reason.
+        why: String,
+    },
+    /// It ended meanwhile.
+    #[error("process {0} ended while cudatrace was attaching")]
+    Vanished(Pid),
+    /// Another tracer has it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The kernel half does not load.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// One traced process.
+struct Target {
+    info: ProcessInfo,
+    pidfd: OwnedFd,
+    _lock: TraceLock,
+    python: Option<PythonTarget>,
+    /// Why Python stacks are off.
+    python_gap: Option<String>,
+    /// Libraries that have their probes.
+    attached: HashSet<(LibraryKind, u64)>,
+    coverage: Vec<Coverage>,
+    alive: bool,
+}
+
+/// A running trace.
+pub struct Session {
+    kernel: Kernel,
+    core: Aggregator,
+    targets: Vec<Target>,
+    start_ns: u64,
+}
+
+impl Session {
+    /// Attaches to processes.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError`]; nothing stays attached then.
+    pub fn start(pids: &[Pid], options: &LoadOptions) -> Result<Self, SessionError> {
+        // First what needs no privilege and leaves no trace, so that a wrong pid is told at once.
+        let mut found = Vec::new();
+        for &pid in pids {
+            found.push(Found::look(pid)?);
+        }
+        let mut locked = Vec::new();
+        for found in found {
+            let lock = TraceLock::acquire(
+                Path::new(LOCK_DIRECTORY),
+                found.info.pid.0,
+                found.info.start_ticks,
+            )?;
+            locked.push((found, lock));
+        }
+        let kernel = Kernel::load(options)?;
+        let mut session = Self {
+            kernel,
+            core: Aggregator::default(),
+            targets: Vec::new(),
+            start_ns: sys::monotonic_ns(),
+        };
+        for (found, lock) in locked {
+            session.add(found, lock)?;
+        }
+        session.update_coverage();
+        Ok(session)
+    }
+
+    /// Attaches every probe of a process, then lets events of it through.
+    fn add(&mut self, found: Found, lock: TraceLock) -> Result<(), SessionError> {
+        let Found { info, pidfd, python, python_gap, libraries } = found;
+        let pid = info.pid;
+        let unavailable = self.kernel.python_stacks_unavailable().map(ToString::to_string);
+        let mut target = Target {
+            info,
+            pidfd,
+            _lock: lock,
+            python,
+            python_gap: unavailable.or(python_gap),
+            attached: HashSet::new(),
+            coverage: Vec::new(),
+            alive: true,
+        };
+        for library in &libraries {
+            attach_library(&mut self.kernel, &mut target, library);
+        }
+        attach_code_dealloc(&mut self.kernel, &mut target);
+        if !target.coverage.iter().any(|entry| entry.attached) {
+            let why = target.coverage.into_iter().find_map(|entry| entry.note);
+            return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
+        }
+        if !process::is_same(pid, target.info.start_ticks) {
+            return Err(SessionError::Vanished(pid));
+        }
+        self.core.set_process(pid, facts(&target));
+        self.kernel.set_process(pid, &config(&target))?;
+        self.targets.push(target);
+        Ok(())
+    }
+
+    /// Takes everything that the kernel half has recorded, and reacts to what happened to the
+    /// processes. Call it many times a second: the ring buffer holds a quarter of a million events.
+    pub fn tick(&mut self) {
+        let mut changed: Vec<(Pid, ProcessChange)> = Vec::new();
+        let core = &mut self.core;
+        self.kernel.drain(|bytes| match decode(bytes) {
+            Ok(record) => {
+                if let Record::Process { pid, change, .. } = record {
+                    changed.push((pid, change));
+                }
+                core.apply(record);
+            }
+            Err(error) => {
+                tracing::warn!("{error}");
+                core.note_undecodable();
+            }
+        });
+        for (pid, change) in changed {
+            match change {
+                ProcessChange::LibrariesChanged => self.rescan(pid),
+                ProcessChange::Exec => self.end(pid),
+                // The pidfd tells when the whole process is gone.
+                ProcessChange::Exit => {}
+            }
+        }
+        self.notice_ends();
+    }
+
+    /// Whether any process is still traced.
+    pub fn is_active(&self) -> bool {
+        self.targets.iter().any(|target| target.alive)
+    }
+
+    /// The picture now.
+    pub fn snapshot(&mut self) -> Snapshot {
+        if let Ok(counters) = self.kernel.counters() {
+            self.core.set_counters(counters);
+        }
+        self.core.snapshot(&Moment {
+            generated_at: OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
+            now_ns: sys::monotonic_ns(),
+            start_ns: self.start_ns,
+        })
+    }
+
+    /// Stops events, takes the last ones, and gives the final picture.
+    pub fn finish(&mut self) -> Snapshot {
+        for target in &self.targets {
+            self.kernel.remove_process(target.info.pid);
+        }
+        self.tick();
+        self.snapshot()
+    }
+
+    /// What a person should know before the first report, one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for target in &self.targets {
+            warnings.extend(target.python_gap.iter().map(|why| format!("no Python stacks: {why}")));
+            if target.info.nested_namespaces > 0 {
+                tracing::debug!("process {} is in a pid namespace", target.info.pid);
+            }
+        }
+        warnings
+    }
+
+    /// Libraries were loaded: those that had not been foreseen get their probes now. What they
+    /// allocated in between shows as `before attach`.
+    fn rescan(&mut self, pid: Pid) {
+        let Some(target) = self.targets.iter_mut().find(|t| t.info.pid == pid && t.alive) else {
+            return;
+        };
+        let Ok(files) = mapped_files(pid) else { return };
+        let mut changed = false;
+        for library in library::mapped(&files) {
+            if !target.attached.contains(&(library.kind, library.inode)) {
+                attach_library(&mut self.kernel, target, &library);
+                changed = true;
+            }
+        }
+        if changed {
+            self.update_coverage();
+        }
+    }
+
+    /// The program was replaced: what it held is gone, and the probes with it.
+    fn end(&mut self, pid: Pid) {
+        if let Some(target) = self.targets.iter_mut().find(|target| target.info.pid == pid) {
+            target.alive = false;
+            self.kernel.remove_process(pid);
+        }
+    }
+
+    fn notice_ends(&mut self) {
+        for target in &mut self.targets {
+            if target.alive && has_ended(&target.pidfd) {
+                target.alive = false;
+                self.kernel.remove_process(target.info.pid);
+                self.core.set_exit(target.info.pid, process::ending(target.info.pid));
+            }
+        }
+    }
+
+    fn update_coverage(&mut self) {
+        let entries = self.targets.iter().flat_map(|target| target.coverage.iter().cloned());
+        self.core.set_coverage(entries.collect());
+    }
+}
+
+/// What there is to trace in a process.
+struct Found {
+    info: ProcessInfo,
+    pidfd: OwnedFd,
+    python: Option<PythonTarget>,
+    python_gap: Option<String>,
+    libraries: Vec<LibraryFile>,
+}
+
+impl Found {
+    fn look(pid: Pid) -> Result<Self, SessionError> {
+        let info = process::inspect(pid)?;
+        let pidfd = sys::pidfd(pid).map_err(|_gone| ProcessError::NotFound(pid))?;
+        if !process::is_same(pid, info.start_ticks) {
+            return Err(SessionError::Vanished(pid));
+        }
+        let (python, python_gap, is_python) = match patient_find(pid) {
+            Ok(target) => (Some(target), None, true),
+            Err(PythonError::NotPython(_)) => {
+                (None, Some("not a Python process".to_owned()), false)
+            }
+            Err(PythonError::Process(ProcessError::NotFound(_))) => {
+                return Err(SessionError::Vanished(pid));
+            }
+            Err(PythonError::Process(error)) => return Err(error.into()),
+            Err(error) => (None, Some(error.to_string()), true),
+        };
+        let mut libraries = library::mapped(&mapped_files(pid)?);
+        let cuda = |libraries: &[LibraryFile]| {
+            libraries.iter().any(|library| library.kind != LibraryKind::Loader)
+        };
+        if !is_python && !cuda(&libraries) {
+            return Err(SessionError::NotPython(pid));
+        }
+        libraries.extend(library::loadable(pid, python.as_ref().map(|p| p.minor), &libraries));
+        if !cuda(&libraries) {
+            return Err(SessionError::NoCuda(pid));
+        }
+        Ok(Self { info, pidfd, python, python_gap, libraries })
+    }
+}
+
+/// An interpreter that is still starting is given some time.
+fn patient_find(pid: Pid) -> Result<PythonTarget, PythonError> {
+    let deadline = sys::monotonic_ns() + START_PATIENCE.as_nanos() as u64;
+    loop {
+        match python::find(pid) {
+            Err(PythonError::NotInitialised(_)) if sys::monotonic_ns() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn attach_library(kernel: &mut Kernel, target: &mut Target, library: &LibraryFile) {
+    let (sites, gaps) = plan::for_library(library);
+    target.coverage.extend(gaps);
+    for site in &sites {
+        attach_site(kernel, target, site);
+    }
+    target.attached.insert((library.kind, library.inode));
+}
+
+fn attach_code_dealloc(kernel: &mut Kernel, target: &mut Target) {
+    let Some(python) = &target.python else { return };
+    match plan::for_code_dealloc(&python.code_dealloc) {
+        Ok(site) => attach_site(kernel, target, &site),
+        Err(gap) => target.coverage.push(gap),
+    }
+}
+
+fn attach_site(kernel: &mut Kernel, target: &mut Target, site: &ProbeSite) {
+    let attached = site.programs.iter().try_for_each(|&program| {
+        kernel
+            .attach(program, &site.open_path, site.offset, target.info.pid)
+            .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    });
+    target.coverage.push(site.coverage(attached));
+}
+
+fn facts(target: &Target) -> ProcessFacts {
+    ProcessFacts {
+        start_time: target.info.start_time.clone(),
+        command: target.info.command.clone(),
+        python: target.python.as_ref().map(|python| python.version.clone()),
+        python_minor: target.python.as_ref().map(|python| python.minor),
+        container: target.info.container.clone(),
+        user: target.info.user.clone(),
+    }
+}
+
+/// Python stacks only where everything that makes them right is there: also the hook on freed code.
+fn config(target: &Target) -> ProcessConfig {
+    let dealloc =
+        target.coverage.iter().any(|entry| entry.attached && entry.symbol == plan::CODE_DEALLOC);
+    match &target.python {
+        Some(python) if dealloc => ProcessConfig {
+            thread_state: python.thread_state,
+            generation: 0,
+            layout: python.layout,
+        },
+        _ => ProcessConfig::default(),
+    }
+}
+
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)).map_err(io::Error::from), Ok(count) if count > 0)
+}
