@@ -8,6 +8,7 @@ use aya_ebpf::{
     macros::{raw_tracepoint, uprobe},
     programs::{ProbeContext, RawTracePointContext},
 };
+use aya_log_ebpf::debug;
 use tracer_common::wire::{ProcessRecord, RecordHeader, process_kind, tag};
 
 use crate::{
@@ -16,20 +17,26 @@ use crate::{
 };
 
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
-pub fn process_exit(_ctx: RawTracePointContext) -> i32 {
-    let _ = try_exit();
+pub fn process_exit(ctx: RawTracePointContext) -> i32 {
+    if try_exit().is_some() {
+        debug!(&ctx, "exit");
+    }
     0
 }
 
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
-pub fn process_exec(_ctx: RawTracePointContext) -> i32 {
-    let _ = try_report(process_kind::EXEC);
+pub fn process_exec(ctx: RawTracePointContext) -> i32 {
+    if try_report(process_kind::EXEC).is_some() {
+        debug!(&ctx, "exec");
+    }
     0
 }
 
 #[uprobe]
-pub fn libraries_changed(_ctx: ProbeContext) -> u32 {
-    let _ = try_report(process_kind::LIBRARIES_CHANGED);
+pub fn libraries_changed(ctx: ProbeContext) -> u32 {
+    if try_report(process_kind::LIBRARIES_CHANGED).is_some() {
+        debug!(&ctx, "libraries changed");
+    }
     0
 }
 

@@ -4,6 +4,7 @@
 //! stack's id, makes sure that no stack is ever named after a code object that is gone.
 
 use aya_ebpf::{macros::uprobe, programs::ProbeContext};
+use aya_log_ebpf::debug;
 use tracer_common::wire::{CodeFreedRecord, RecordHeader, tag};
 
 use crate::{
@@ -15,12 +16,14 @@ use crate::{
 
 #[uprobe]
 pub fn code_dealloc(ctx: ProbeContext) -> u32 {
-    let _ = try_dealloc(&ctx);
+    if let Some(code) = try_dealloc(&ctx) {
+        debug!(&ctx, "code {} freed", code);
+    }
     0
 }
 
 #[inline(always)]
-fn try_dealloc(ctx: &ProbeContext) -> Option<()> {
+fn try_dealloc(ctx: &ProbeContext) -> Option<u64> {
     let target = Target::current()?;
     let key = CodeKey { address: ctx.arg(0)?, tgid: u64::from(target.tgid()) };
     // SAFETY: a map value, copied before it is removed.
@@ -33,5 +36,5 @@ fn try_dealloc(ctx: &ProbeContext) -> Option<()> {
         code,
     };
     emit::record(target.tgid(), Class::Definition, &freed);
-    Some(())
+    Some(code)
 }

@@ -2,6 +2,7 @@
 
 mod compare;
 mod rust_src;
+mod strip;
 
 use std::{
     env, fs,
@@ -28,10 +29,10 @@ const OBJECT: &str = "tracer-ebpf/cudatrace.bpf.o";
 ///
 /// When a tool cannot be had or the build fails.
 pub fn build(workspace: &Workspace) -> Result<()> {
-    let built = compile(workspace)?;
-    let object = workspace.root().join(OBJECT);
-    fs::copy(&built, &object).with_context(|| format!("cannot write `{OBJECT}`"))?;
-    println!("{OBJECT}: {} bytes", fs::metadata(&object)?.len());
+    let built = strip::strip(&compile(workspace)?)?;
+    fs::write(workspace.root().join(OBJECT), &built)
+        .with_context(|| format!("cannot write `{OBJECT}`"))?;
+    println!("{OBJECT}: {} bytes", built.len());
     Ok(())
 }
 
@@ -43,7 +44,7 @@ pub fn build(workspace: &Workspace) -> Result<()> {
 pub fn check(workspace: &Workspace) -> Result<()> {
     let committed = workspace.root().join(OBJECT);
     let committed = fs::read(&committed).with_context(|| format!("cannot read `{OBJECT}`"))?;
-    let built = fs::read(compile(workspace)?)?;
+    let built = strip::strip(&compile(workspace)?)?;
     let differences = compare::differences(&committed, &built)?;
     if !differences.is_empty() {
         bail!(
@@ -55,8 +56,8 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and links; returns the object's path.
-fn compile(workspace: &Workspace) -> Result<PathBuf> {
+/// Compiles and links; returns the object.
+fn compile(workspace: &Workspace) -> Result<Vec<u8>> {
     let sysroot = PathBuf::from(output(rustc(workspace).args(["--print", "sysroot"]))?.trim());
     let version = rustc_version(workspace)?;
     rust_src::ensure(workspace, &sysroot, &version)?;
@@ -87,7 +88,8 @@ fn compile(workspace: &Workspace) -> Result<PathBuf> {
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env_remove("RUSTFLAGS"))?;
-    Ok(target.join("bpfel-unknown-none/release/cudatrace-ebpf"))
+    let object = target.join("bpfel-unknown-none/release/cudatrace-ebpf");
+    fs::read(&object).with_context(|| format!("cannot read `{}`", object.display()))
 }
 
 fn rustc(workspace: &Workspace) -> Command {
