@@ -1,1 +1,77 @@
-//! Fixtures shared by the integration tests.
+//! Fixtures of the integration tests: real processes, and traces of them.
+//!
+//! Run them by `cargo xtask test`, which makes the sandbox and sets the environment. They need root
+//! and a kernel with uprobes.
+
+pub mod child;
+pub mod trace;
+
+use std::{env, path::PathBuf};
+
+/// The sandbox's interpreter.
+///
+/// # Panics
+///
+/// When the tests are not run by `cargo xtask test`.
+pub fn sandbox_python() -> PathBuf {
+    variable("CUDATRACE_SANDBOX_PYTHON")
+}
+
+/// The `cudatrace` program.
+///
+/// # Panics
+///
+/// When the tests are not run by `cargo xtask test`.
+pub fn cudatrace() -> PathBuf {
+    variable("CUDATRACE_BIN")
+}
+
+fn variable(name: &str) -> PathBuf {
+    match env::var_os(name) {
+        Some(value) => value.into(),
+        None => panic!("{name} is not set: run the tests by `cargo xtask test`"),
+    }
+}
+
+/// A file of `tests/workloads`.
+pub fn workload(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("workloads").join(name)
+}
+
+/// The simulated driver of the sandbox.
+pub fn simulated_driver() -> PathBuf {
+    let lib = sandbox_python().with_file_name("").join("../lib");
+    let folder = std::fs::read_dir(&lib)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().join("site-packages/torch/lib/libcuda.so.1"))
+        .find(|path| path.exists());
+    match folder.and_then(|path| path.canonicalize().ok()) {
+        Some(path) => path,
+        None => panic!("no libcuda.so.1 below `{}`: run `cargo xtask sandbox`", lib.display()),
+    }
+}
+
+/// Interpreters of other versions that this machine has: `(3.x, path)`, by version. Looked for with
+/// pyenv (`PYENV_ROOT`, else `~/.pyenv`), and by name on `PATH`.
+pub fn other_pythons() -> Vec<(String, PathBuf)> {
+    let root = env::var_os("PYENV_ROOT")
+        .map(PathBuf::from)
+        .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".pyenv")));
+    let mut found: Vec<(String, PathBuf)> = Vec::new();
+    for minor in 8..=14 {
+        let prefix = format!("3.{minor}.");
+        let versions = root.iter().filter_map(|root| std::fs::read_dir(root.join("versions")).ok());
+        let mut paths: Vec<PathBuf> = versions
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+            .map(|entry| entry.path().join("bin/python"))
+            .collect();
+        paths.push(PathBuf::from(format!("/usr/bin/python3.{minor}")));
+        let existing = paths.into_iter().filter(|path| path.exists());
+        found.extend(existing.map(|path| (format!("3.{minor}"), path)));
+    }
+    found
+}

@@ -4,6 +4,7 @@ mod command;
 mod cuda_sim;
 mod ebpf;
 mod sandbox;
+mod test;
 mod workspace;
 
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ enum Verb {
     },
     /// Make the Python environment of the tests: real PyTorch on simulated CUDA libraries
     Sandbox,
+    /// Run every test that this machine can run
+    Test,
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn run(verb: &Verb) -> Result<()> {
     match verb {
         Verb::BuildEbpf { check: true } => ebpf::check(&workspace),
         Verb::BuildEbpf { check: false } => ebpf::build(&workspace),
+        Verb::Test => test::all(&workspace),
         Verb::Sandbox => {
             println!("{}", sandbox::ensure(&workspace)?.display());
             Ok(())

@@ -1,6 +1,9 @@
 //! Arguments as typed.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use bytesize::ByteSize;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -10,9 +13,9 @@ use crate::bpf::DEFAULT_RING_BYTES;
 const EXAMPLES: &str = "\
 Examples:
   sudo cudatrace --pid 4242                              report every 5 s until Ctrl-C
-  sudo cudatrace --pid 4242 --duration 30s               one minute is enough to see a leak grow
-  sudo cudatrace --pid 4242 --duration 30s --format json --output report.json
-  sudo cudatrace flamegraph --pid 4242 -o leak.svg       picture of what is not freed
+  sudo cudatrace --pid 4242 --duration 30s               one report after half a minute
+  sudo cudatrace --pid 4242 --duration 30s -o report.json -o leak.svg
+  sudo cudatrace flamegraph --pid 4242 -o leak.svg       picture of what is not freed, at Ctrl-C
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 missing privilege or kernel feature,
 4 no such process or nothing to trace.";
@@ -31,12 +34,12 @@ pub struct Args {
     /// What to trace
     #[command(flatten)]
     pub trace: TraceArgs,
-    /// How the report looks
-    #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
-    /// Write the final report to this file instead of standard output
+    /// How the report looks [default: text; for a file by its extension: .json, .folded, .svg]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Write the final report to this file; may be given several times
     #[arg(long, short, value_name = "FILE")]
-    pub output: Option<PathBuf>,
+    pub output: Vec<PathBuf>,
     /// Time between reports (text on standard output only)
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub interval: Duration,
@@ -82,10 +85,9 @@ pub struct TraceArgs {
 }
 
 /// How a report looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people
-    #[default]
     Text,
     /// For programs: the schema cudatrace.report/1
     Json,
@@ -93,6 +95,18 @@ pub enum Format {
     Folded,
     /// A flamegraph as SVG
     Flamegraph,
+}
+
+impl Format {
+    /// The format that a file's extension stands for; text for any other.
+    pub fn of_file(path: &Path) -> Self {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => Self::Json,
+            Some("folded") => Self::Folded,
+            Some("svg") => Self::Flamegraph,
+            _ => Self::Text,
+        }
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

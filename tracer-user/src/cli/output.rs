@@ -40,6 +40,7 @@ pub fn print(snapshot: &Snapshot, format: Format, options: &Options) -> Result<(
 /// A file that is there complete or not at all: written beside its place, then renamed. Opened
 /// before the trace, so that a wrong path is told at once.
 pub struct OutputFile {
+    format: Format,
     path: PathBuf,
     partial: PathBuf,
     file: File,
@@ -51,13 +52,13 @@ impl OutputFile {
     /// # Errors
     ///
     /// When the folder is not there or not writable.
-    pub fn create(path: &Path) -> Result<Self> {
+    pub fn create(path: &Path, format: Format) -> Result<Self> {
         let mut name = path.file_name().context("the output has no file name")?.to_owned();
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
         let file = File::create(&partial)
             .with_context(|| format!("cannot write to `{}`", path.display()))?;
-        Ok(Self { path: path.to_owned(), partial, file })
+        Ok(Self { format, path: path.to_owned(), partial, file })
     }
 
     /// Renders into it and puts it in its place.
@@ -65,9 +66,9 @@ impl OutputFile {
     /// # Errors
     ///
     /// When it cannot be written.
-    pub fn write(self, snapshot: &Snapshot, format: Format, options: &Options) -> Result<()> {
+    pub fn write(self, snapshot: &Snapshot, options: &Options) -> Result<()> {
         let mut out = io::BufWriter::new(&self.file);
-        render(snapshot, format, options, &mut out)
+        render(snapshot, self.format, options, &mut out)
             .and_then(|()| out.flush())
             .and_then(|()| fs::rename(&self.partial, &self.path))
             .with_context(|| format!("cannot write `{}`", self.path.display()))

@@ -1,6 +1,6 @@
 //! The trace from start to final report.
 
-use std::time::Duration;
+use std::{path::PathBuf, slice, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -21,9 +21,10 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
 /// What the arguments mean.
 struct Plan<'a> {
     trace: &'a TraceArgs,
-    format: Format,
-    output: Option<OutputFile>,
-    /// Time between reports, if there are any before the last.
+    /// How standard output looks, if anything goes there.
+    standard_output: Option<Format>,
+    files: Vec<OutputFile>,
+    /// Time between reports on standard output, if there are any before the last.
     interval: Option<Duration>,
 }
 
@@ -41,21 +42,31 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn plan(args: &Args) -> Result<Plan<'_>> {
+    let files = |paths: &[PathBuf], format: Option<Format>| {
+        paths
+            .iter()
+            .map(|path| OutputFile::create(path, format.unwrap_or(Format::of_file(path))))
+            .collect::<Result<Vec<_>>>()
+    };
     Ok(match &args.verb {
         Some(Verb::Flamegraph { trace, output }) => Plan {
             trace,
-            format: Format::Flamegraph,
-            output: Some(OutputFile::create(output)?),
+            standard_output: None,
+            files: files(slice::from_ref(output), Some(Format::Flamegraph))?,
             interval: None,
         },
         None => {
-            let output = args.output.as_deref().map(OutputFile::create).transpose()?;
-            let live = args.format == Format::Text && output.is_none();
+            // A format that is asked for goes to the files if there are any; without one, people
+            // read text while the files are being made.
+            let standard_output = match args.format {
+                Some(_) if !args.output.is_empty() => None,
+                format => Some(format.unwrap_or(Format::Text)),
+            };
             Plan {
                 trace: &args.trace,
-                format: args.format,
-                output,
-                interval: live.then_some(args.interval),
+                standard_output,
+                files: files(&args.output, args.format)?,
+                interval: (standard_output == Some(Format::Text)).then_some(args.interval),
             }
         }
     })
@@ -101,7 +112,7 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
             }
             _ = report.tick(), if plan.interval.is_some() => {
                 session.tick();
-                output::print(&session.snapshot(), plan.format, &options)?;
+                output::print(&session.snapshot(), Format::Text, &options)?;
                 println!();
             }
             () = sleep_until(end.unwrap_or(now)), if end.is_some() => break,
@@ -111,9 +122,12 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
         }
     }
     let snapshot = session.finish();
-    match plan.output {
-        Some(file) => file.write(&snapshot, plan.format, &options),
-        None => output::print(&snapshot, plan.format, &options),
+    for file in plan.files {
+        file.write(&snapshot, &options)?;
+    }
+    match plan.standard_output {
+        Some(format) => output::print(&snapshot, format, &options),
+        None => Ok(()),
     }
 }
 

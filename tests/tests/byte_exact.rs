@@ -1,0 +1,154 @@
+//! The ledger against PyTorch's allocator and the simulated driver, to the byte.
+
+use cudatrace_tests::{
+    child::Talker,
+    sandbox_python,
+    trace::{Trace, device, live_bytes, number, only_process},
+    workload,
+};
+use serde_json::Value;
+use tracer_user::{
+    bpf::LoadOptions,
+    model::{Level, Snapshot},
+};
+
+const ENVIRONMENT: [(&str, &str); 2] = [("CUDASIM_DEVICES", "2"), ("CUDASIM_MEMORY", "64G")];
+
+fn start(args: &[&str]) -> Talker {
+    let mut all = vec!["--wait"];
+    all.extend(args);
+    let mut talker =
+        Talker::python(&sandbox_python(), &workload("random_allocs.py"), &all, &ENVIRONMENT);
+    assert_eq!(talker.line()["ready"], true);
+    talker
+}
+
+/// Everything that must hold at a quiet point of a trace that has seen everything.
+fn check_whole(snapshot: &Snapshot, truth: &Value) {
+    let process = only_process(snapshot);
+    assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);
+    assert_eq!(snapshot.tracer.dropped, 0);
+    for index in 0..2 {
+        let says = |what: &str| number(truth, &format!("/devices/{index}/{what}"));
+        let device = device(process, index);
+        assert_eq!(live_bytes(process, Level::Pytorch, index), says("allocated"), "{truth}");
+        assert_eq!(device.allocated_bytes, says("allocated"), "{truth}");
+        assert_eq!(device.reserved_bytes, says("reserved"), "{truth}");
+        assert_eq!(device.driver_bytes, says("driver"), "{truth}");
+        assert_eq!(live_bytes(process, Level::Driver, index), says("driver"), "{truth}");
+        assert_eq!(device.before_attach.allocated_bytes, 0);
+        assert_eq!(device.before_attach.reserved_bytes, 0);
+        assert!(device.releasable_bytes.is_some_and(|bytes| bytes <= device.cached_bytes));
+    }
+}
+
+/// Runs to the end; `check` is called at every quiet point.
+fn follow(
+    trace: &mut Trace,
+    talker: &mut Talker,
+    mut check: impl FnMut(&Snapshot, &Value),
+) -> usize {
+    let mut points = 0;
+    loop {
+        let line = trace.line(talker);
+        if line["done"] == true {
+            assert_eq!(line["out_of_memory"], 0, "the workload is meant to fit");
+            return points;
+        }
+        check(&trace.snapshot(), &line);
+        points += 1;
+        talker.say("go");
+    }
+}
+
+/// 200,000 allocations of 1 B to 1 GiB by four threads on two devices: attached before torch is
+/// imported, every quiet point agrees to the byte.
+#[test]
+fn attached_from_the_start() {
+    let mut talker = start(&[]);
+    let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+    talker.say("go");
+    let points = follow(&mut trace, &mut talker, check_whole);
+    assert_eq!(points, 11);
+    assert!(talker.wait().success());
+    let last = trace.finish();
+    let blocks = only_process(&last).sites.iter().filter(|site| site.level == Level::Pytorch);
+    assert_eq!(blocks.map(|site| site.total_blocks).sum::<u64>(), 200_000);
+}
+
+/// Attached when 300 blocks are there already, which are freed in the middle of the trace.
+#[test]
+fn attached_halfway() {
+    let mut talker = start(&["--keep", "300", "--allocs", "40000", "--quiet-points", "6"]);
+    talker.say("go");
+    let kept = talker.line();
+    let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+    talker.say("go");
+    let mut before = Vec::new();
+    let points = follow(&mut trace, &mut talker, |snapshot, truth| {
+        let process = only_process(snapshot);
+        assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);
+        for index in 0..2 {
+            let says = |what: &str| number(truth, &format!("/devices/{index}/{what}"));
+            let device = device(process, index);
+            let traced = live_bytes(process, Level::Pytorch, index);
+            assert_eq!(device.before_attach.allocated_bytes + traced, says("allocated"), "{truth}");
+            assert_eq!(device.allocated_bytes, says("allocated"), "{truth}");
+            // A segment from before attach has no known size: an upper bound until the next report.
+            if device.reserved_is_upper_bound {
+                assert!(device.reserved_bytes >= says("reserved"), "{truth}");
+            } else {
+                assert_eq!(device.reserved_bytes, says("reserved"), "{truth}");
+                assert_eq!(device.driver_bytes, says("driver"), "{truth}");
+            }
+            before.push((index, device.before_attach.allocated_bytes));
+        }
+    });
+    assert_eq!(points, 7);
+    for index in 0..2 {
+        let kept = number(&kept, &format!("/devices/{index}/allocated"));
+        let values: Vec<u64> = before.iter().filter(|(i, _)| *i == index).map(|b| b.1).collect();
+        assert_eq!(values.first(), Some(&kept), "all of it is from before at first");
+        assert_eq!(values.last(), Some(&0), "and freed at last");
+    }
+}
+
+/// A ring buffer of one page: events are dropped, the report says so, and totals are right again
+/// with the next event.
+#[test]
+fn dropped_events_are_told_and_totals_recover() {
+    let mut talker = start(&["--allocs", "40000", "--quiet-points", "4"]);
+    let options = LoadOptions { ring_bytes: 4096, ..LoadOptions::default() };
+    let mut trace = Trace::attach(talker.pid(), &options);
+    talker.say("go");
+    let mut dropped = 0;
+    follow(&mut trace, &mut talker, |snapshot, _| {
+        assert!(!snapshot.tracer.exact);
+        assert!(snapshot.tracer.dropped > dropped, "more at every point");
+        dropped = snapshot.tracer.dropped;
+        let process = only_process(snapshot);
+        for index in 0..2 {
+            // What was dropped last is unknown, but the last report that came is the allocator's
+            // word, and the parts add up to it.
+            let device = device(process, index);
+            let reported = device.allocator_reported.as_ref().map(|r| r.allocated_bytes);
+            assert_eq!(Some(device.allocated_bytes), reported);
+            let traced = live_bytes(process, Level::Pytorch, index);
+            let parts = i128::from(device.before_attach.allocated_bytes)
+                + i128::from(traced)
+                + i128::from(device.lost_bytes);
+            assert_eq!(parts, i128::from(device.allocated_bytes));
+        }
+        let mut text = Vec::new();
+        let written = tracer_user::report::write_text(
+            snapshot,
+            &tracer_user::report::Options::default(),
+            &mut text,
+        );
+        assert!(written.is_ok());
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains("INCOMPLETE"), "{text}");
+        assert!(text.contains("records were dropped"), "{text}");
+    });
+    assert!(talker.wait().success());
+}
