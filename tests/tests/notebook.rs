@@ -1,0 +1,119 @@
+//! A real Jupyter kernel.
+
+use std::collections::BTreeMap;
+
+use cudatrace_tests::{
+    child::Talker,
+    sandbox_python,
+    trace::{Trace, device, only_process},
+    workload,
+};
+use serde_json::{Value, json};
+use tracer_user::{
+    bpf::LoadOptions,
+    model::{Level, Site},
+};
+
+struct Kernel {
+    driver: Talker,
+    pid: u32,
+}
+
+impl Kernel {
+    fn start() -> Self {
+        let env = [("CUDASIM_DEVICES", "2"), ("CUDASIM_MEMORY", "8G")];
+        let mut driver =
+            Talker::python(&sandbox_python(), &workload("kernel_driver.py"), &[], &env);
+        let pid = driver.line()["pid"].as_u64().unwrap() as u32;
+        Self { driver, pid }
+    }
+
+    /// Runs a cell while the trace goes on; returns what it printed.
+    fn run(&mut self, trace: &mut Trace, source: &str) -> String {
+        self.driver.say(&json!({ "run": source }).to_string());
+        let answer = trace.line(&mut self.driver);
+        assert_eq!(answer["status"], "ok", "{answer}");
+        answer["stdout"].as_str().unwrap().trim().to_owned()
+    }
+}
+
+/// Attached to an idle kernel that has not imported torch: nothing is missed.
+#[test]
+fn idle_kernel_before_import() {
+    let mut kernel = Kernel::start();
+    let mut trace = Trace::attach(kernel.pid, &LoadOptions::default());
+    let printed = kernel.run(
+        &mut trace,
+        "import torch, json\n\
+         kept = [torch.empty(1000 * (i + 1), device=f'cuda:{i % 2}') for i in range(50)]\n\
+         print(json.dumps([[torch.cuda.memory_allocated(i), torch.cuda.memory_reserved(i)] for i in range(2)]))",
+    );
+    let truth: Value = serde_json::from_str(&printed).unwrap();
+    let snapshot = trace.snapshot();
+    assert!(snapshot.tracer.exact);
+    let process = only_process(&snapshot);
+    for index in 0..2 {
+        let device = device(process, index);
+        assert_eq!(device.before_attach.allocated_bytes, 0);
+        assert_eq!(device.before_attach.reserved_bytes, 0);
+        assert_eq!(device.allocated_bytes, truth[index][0].as_u64().unwrap());
+        assert_eq!(device.reserved_bytes, truth[index][1].as_u64().unwrap());
+    }
+    let blocks: u64 = pool_sites(&process.sites).map(|site| site.total_blocks).sum();
+    assert_eq!(blocks, 50);
+    assert!(snapshot.tracer.coverage.iter().all(|entry| entry.attached), "{:?}", snapshot.tracer);
+}
+
+fn pool_sites(sites: &[Site]) -> impl Iterator<Item = &Site> {
+    sites.iter().filter(|site| site.level == Level::Pytorch)
+}
+
+/// Cells that differ only in one line, each compiled where the last one was freed: every one keeps
+/// its own file and line.
+#[test]
+fn cells_at_the_same_address_are_not_confused() {
+    let mut kernel = Kernel::start();
+    let mut trace = Trace::attach(kernel.pid, &LoadOptions::default());
+    kernel.run(&mut trace, "import torch, sys\nkept = []");
+    let mut expected = BTreeMap::new();
+    for number in 0..40u64 {
+        let bytes = 512 * (number + 1);
+        let source = format!(
+            "{}for _ in range(1):\n    kept.append(torch.empty({bytes}, dtype=torch.uint8, device='cuda'))\n\
+             print(sys._getframe().f_code.co_filename)",
+            "pass\n".repeat(number as usize % 5),
+        );
+        let file = kernel.run(&mut trace, &source);
+        expected.insert((file, number % 5 + 2), bytes);
+    }
+    let snapshot = trace.snapshot();
+    let captured: BTreeMap<(String, u64), u64> = pool_sites(&only_process(&snapshot).sites)
+        .map(|site| {
+            let frame = &site.frames[0];
+            assert_eq!(frame.function, "<module>");
+            ((frame.file.clone(), u64::from(frame.line.unwrap())), site.live_bytes)
+        })
+        .collect();
+    assert_eq!(captured, expected);
+}
+
+/// An error of a traced call reaches the report, and the notebook.
+#[test]
+fn out_of_memory_is_a_failure_with_its_size() {
+    let mut kernel = Kernel::start();
+    let mut trace = Trace::attach(kernel.pid, &LoadOptions::default());
+    let printed = kernel.run(
+        &mut trace,
+        "import torch\n\
+         try:\n    torch.empty(20 << 30, dtype=torch.uint8, device='cuda')\n\
+         except torch.OutOfMemoryError as error: print('raised')",
+    );
+    assert_eq!(printed, "raised");
+    let snapshot = trace.snapshot();
+    let failures = &only_process(&snapshot).failures;
+    assert!(!failures.is_empty());
+    for failure in failures {
+        assert_eq!(failure.error, "CUDA_ERROR_OUT_OF_MEMORY");
+        assert_eq!(failure.bytes, 20 << 30);
+    }
+}
