@@ -2,7 +2,9 @@
 
 mod command;
 mod cuda_sim;
+mod demo;
 mod ebpf;
+mod layers;
 mod sandbox;
 mod test;
 mod workspace;
@@ -32,6 +34,10 @@ enum Verb {
     },
     /// Make the Python environment of the tests: real PyTorch on simulated CUDA libraries
     Sandbox,
+    /// Show the whole thing: a leaking notebook, traced
+    Demo,
+    /// Check the direction of dependence between crates and modules
+    Layers,
     /// Run every test that this machine can run
     Test,
 }
@@ -51,6 +57,8 @@ fn run(verb: &Verb) -> Result<()> {
     match verb {
         Verb::BuildEbpf { check: true } => ebpf::check(&workspace),
         Verb::BuildEbpf { check: false } => ebpf::build(&workspace),
+        Verb::Demo => demo::run(&workspace),
+        Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
         Verb::Sandbox => {
             println!("{}", sandbox::ensure(&workspace)?.display());
