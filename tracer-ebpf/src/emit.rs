@@ -26,12 +26,12 @@ pub enum Class {
     Definition,
 }
 
-/// Adds 1 to a counter of this CPU.
+/// Adds 1 to the counter of this CPU that lies at `offset` in [`Counters`].
 #[inline(always)]
-pub fn count(field: impl FnOnce(*mut Counters) -> *mut u64) {
+pub fn count(offset: usize) {
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {
-        // SAFETY: a map value; only touched atomically.
-        unsafe { atomic::add(field(counters), 1) };
+        // SAFETY: a field of a map value; only touched atomically.
+        unsafe { atomic::add(counters.byte_add(offset).cast(), 1) };
     }
 }
 

@@ -3,8 +3,11 @@
 //! Definitions are made here, inside the hit, because a notebook cell's code object is gone as soon
 //! as the cell ends: user space would come too late (docs/python-frames.md).
 
+use core::mem::offset_of;
+
 use tracer_common::{
     config::{ProcessConfig, thread_state_kind},
+    counters::Counters,
     python::{
         code::{describe, read_lines},
         walk::{instruction_offset, mix, thread_state, walk},
@@ -47,7 +50,7 @@ pub fn take(target: &Target) -> Taken {
         return Taken { id: 0, flags: stack_flag::NO_PYTHON };
     };
     let Some(scratch) = scratch::acquire() else {
-        emit::count(|c| unsafe { &raw mut (*c).busy_stacks });
+        emit::count(offset_of!(Counters, busy_stacks));
         return Taken { id: 0, flags: stack_flag::BUSY };
     };
     let taken = take_with(target.tgid(), config, tstate, scratch);
@@ -65,10 +68,10 @@ fn take_with(tgid: u32, config: &ProcessConfig, tstate: u64, scratch: &mut Scrat
 
     let flags = scratch.walk.flags as u8;
     if flags & stack_flag::TRUNCATED != 0 {
-        emit::count(|c| unsafe { &raw mut (*c).truncated_stacks });
+        emit::count(offset_of!(Counters, truncated_stacks));
     }
     if flags & stack_flag::FAULT != 0 {
-        emit::count(|c| unsafe { &raw mut (*c).faulted_stacks });
+        emit::count(offset_of!(Counters, faulted_stacks));
     }
     if scratch.walk.depth == 0 {
         return Taken { id: 0, flags };
@@ -184,7 +187,7 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
         finish(frame, code, config, scratch);
     } else {
         // The end of this code object could not be noticed: no stack may rely on its name.
-        emit::count(|c| unsafe { &raw mut (*c).codes_full });
+        emit::count(offset_of!(Counters, codes_full));
         finish(frame, 0, config, scratch);
     }
     true

@@ -5,6 +5,8 @@
 //! can free it before. A free is reported when it is *entered*, because once it is done another
 //! thread may be given the address and report it first; if it then fails, that is reported too.
 
+use core::mem::offset_of;
+
 use aya_ebpf::{
     EbpfContext as _,
     helpers::bpf_ktime_get_ns,
@@ -13,6 +15,7 @@ use aya_ebpf::{
 };
 use tracer_common::{
     ReadMem as _,
+    counters::Counters,
     wire::{MemoryEvent, RecordHeader, memory_kind, probe, tag},
 };
 
@@ -116,7 +119,7 @@ fn caller(ctx: &ProbeContext) -> u64 {
 fn enter(target: &Target, probe: u8, call: &Call) {
     let key = CallKey { thread: target.thread, probe: u64::from(probe) };
     if IN_FLIGHT.insert(key, call, 0).is_err() {
-        emit::count(|c| unsafe { &raw mut (*c).inflight_full });
+        emit::count(offset_of!(Counters, inflight_full));
     }
 }
 
@@ -126,7 +129,7 @@ fn leave(target: &Target, probe: u8) -> Option<Call> {
     // SAFETY: a map value of this thread's own call, copied before it is removed.
     let call = IN_FLIGHT.get_ptr(key).map(|call| unsafe { *call });
     if call.is_none() {
-        emit::count(|c| unsafe { &raw mut (*c).unpaired_returns });
+        emit::count(offset_of!(Counters, unpaired_returns));
     }
     let _ = IN_FLIGHT.remove(key);
     call

@@ -29,14 +29,14 @@ const OBJECT: &str = "tracer-ebpf/cudatrace.bpf.o";
 ///
 /// When a tool cannot be had or the build fails.
 pub fn build(workspace: &Workspace) -> Result<()> {
-    let built = strip::strip(&compile(workspace)?)?;
+    let built = strip::strip(&compile(workspace, false)?)?;
     fs::write(workspace.root().join(OBJECT), &built)
         .with_context(|| format!("cannot write `{OBJECT}`"))?;
     println!("{OBJECT}: {} bytes", built.len());
     Ok(())
 }
 
-/// Builds the object and compares it with the committed one.
+/// Lints and builds the object, and compares it with the committed one.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub fn build(workspace: &Workspace) -> Result<()> {
 pub fn check(workspace: &Workspace) -> Result<()> {
     let committed = workspace.root().join(OBJECT);
     let committed = fs::read(&committed).with_context(|| format!("cannot read `{OBJECT}`"))?;
-    let built = strip::strip(&compile(workspace)?)?;
+    let built = strip::strip(&compile(workspace, true)?)?;
     let differences = compare::differences(&committed, &built)?;
     if !differences.is_empty() {
         bail!(
@@ -56,8 +56,8 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and links; returns the object.
-fn compile(workspace: &Workspace) -> Result<Vec<u8>> {
+/// Compiles and links, after clippy if `lint`; returns the object.
+fn compile(workspace: &Workspace, lint: bool) -> Result<Vec<u8>> {
     let sysroot = PathBuf::from(output(rustc(workspace).args(["--print", "sysroot"]))?.trim());
     let version = rustc_version(workspace)?;
     rust_src::ensure(workspace, &sysroot, &version)?;
@@ -79,15 +79,22 @@ fn compile(workspace: &Workspace) -> Result<Vec<u8>> {
         remap(&fs::canonicalize(sysroot.join("lib/rustlib/src/rust"))?, "rust"),
         remap(&sysroot.join("lib/rustlib/src/rust"), "rust"),
     ];
-    run(Command::new("cargo")
-        .current_dir(workspace.root())
-        .args(["build", "--locked", "--release", "--package", "tracer-ebpf"])
-        .args(["--target", "bpfel-unknown-none", "-Zbuild-std=core"])
-        .arg("--target-dir")
-        .arg(&target)
-        .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
-        .env_remove("RUSTFLAGS"))?;
+    let cargo = |verb: &str, more: &[&str]| {
+        run(Command::new("cargo")
+            .current_dir(workspace.root())
+            .args([verb, "--locked", "--release", "--package", "tracer-ebpf"])
+            .args(["--target", "bpfel-unknown-none", "-Zbuild-std=core"])
+            .arg("--target-dir")
+            .arg(&target)
+            .args(more)
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+            .env_remove("RUSTFLAGS"))
+    };
+    if lint {
+        cargo("clippy", &["--", "-Dwarnings"])?;
+    }
+    cargo("build", &[])?;
     let object = target.join("bpfel-unknown-none/release/cudatrace-ebpf");
     fs::read(&object).with_context(|| format!("cannot read `{}`", object.display()))
 }
