@@ -52,7 +52,7 @@ pub mod memory_kind {
     pub const FREE_FAILED: u8 = 4;
 }
 
-/// What happened to a process ([`ProcessRecord::kind`]).
+/// What happened to a process (`detail` of a [`ProcessRecord`]).
 pub mod process_kind {
     /// The thread group leader exited.
     pub const EXIT: u16 = 1;

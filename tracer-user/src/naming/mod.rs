@@ -151,7 +151,7 @@ impl Naming {
 
     /// A code object is gone. The kernel half seeds stack ids with a generation that has just
     /// changed, so no id from before is handed out any more; but a thread that was in the middle of
-    /// a hit may still use one, so they are forgotten [`KEPT_GENERATIONS`] generations later.
+    /// a hit may still use one, so they are forgotten some generations later.
     pub fn free_code(&mut self, pid: Pid, code: CodeId) {
         self.codes.remove(&(pid, code));
         self.generations.push_back(Vec::new());
