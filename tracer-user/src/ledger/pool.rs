@@ -137,7 +137,7 @@ impl Pool {
             used.insert(start, ());
         }
         let free = self.segments.iter().filter(|(start, _)| !used.contains_key(start));
-        Some(free.map(|(_, segment)| segment.size).sum())
+        Some(free.fold(0u64, |sum, (_, segment)| sum.saturating_add(segment.size)))
     }
 
     /// The picture of it.

@@ -1,1 +1,395 @@
+//! The ledger against a naive model of a caching allocator that knows the truth.
 
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{AllocatorTotals, DeviceAddress, Pid, Probe, StackRef, Tid};
+
+const SEGMENT: u64 = 2 << 20;
+
+/// What a random run does.
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc { device: u8, thread: u8, size: u64, stack: u32 },
+    Free { which: prop::sample::Index, thread: u8 },
+    EmptyCache { device: u8, thread: u8 },
+    FailedAlloc { thread: u8 },
+    FailedFree { which: prop::sample::Index, thread: u8 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let size = prop_oneof![1..5000u64, 100_000..SEGMENT, SEGMENT..8 * SEGMENT];
+    prop_oneof![
+        8 => (0..2u8, 0..3u8, size, 1..6u32)
+            .prop_map(|(device, thread, size, stack)| Step::Alloc { device, thread, size, stack }),
+        7 => (any::<prop::sample::Index>(), 0..3u8)
+            .prop_map(|(which, thread)| Step::Free { which, thread }),
+        1 => (0..2u8, 0..3u8).prop_map(|(device, thread)| Step::EmptyCache { device, thread }),
+        1 => (0..3u8).prop_map(|thread| Step::FailedAlloc { thread }),
+        1 => (any::<prop::sample::Index>(), 0..3u8)
+            .prop_map(|(which, thread)| Step::FailedFree { which, thread }),
+    ]
+}
+
+struct Block {
+    device: u8,
+    address: u64,
+    size: u64,
+    stack: u32,
+    /// Its allocation was delivered.
+    traced: bool,
+}
+
+struct Segment {
+    device: u8,
+    address: u64,
+    size: u64,
+    used: u64,
+}
+
+/// The model, and the ledger that is fed with what it does.
+struct Model {
+    blocks: Vec<Block>,
+    segments: Vec<Segment>,
+    /// Addresses of freed segments, to be used again.
+    holes: Vec<(u64, u64)>,
+    next_address: u64,
+    time: u64,
+    ledger: Ledger,
+    attached: bool,
+    /// Which of the next events are dropped.
+    drops: Vec<bool>,
+    pending_loss: bool,
+    lossy: bool,
+    /// Devices whose pool has reported since attach.
+    reported: [bool; 2],
+}
+
+impl Model {
+    fn new(drops: Vec<bool>) -> Self {
+        Self {
+            blocks: Vec::new(),
+            segments: Vec::new(),
+            holes: Vec::new(),
+            next_address: 0x5000_0000_0000,
+            time: 0,
+            ledger: Ledger::default(),
+            attached: false,
+            drops,
+            pending_loss: false,
+            lossy: false,
+            reported: [false; 2],
+        }
+    }
+
+    fn allocated(&self, device: u8) -> u64 {
+        self.blocks.iter().filter(|b| b.device == device).map(|b| b.size).sum()
+    }
+
+    fn reserved(&self, device: u8) -> u64 {
+        self.segments.iter().filter(|s| s.device == device).map(|s| s.size).sum()
+    }
+
+    /// Hands an event to the ledger, unless it is dropped; says whether it arrived.
+    fn deliver(&mut self, event: AllocationEvent, stack: u32) -> bool {
+        if !self.attached {
+            return false;
+        }
+        if self.drops.pop().unwrap_or(false) {
+            self.pending_loss = true;
+            self.lossy = true;
+            return false;
+        }
+        if std::mem::take(&mut self.pending_loss) {
+            self.ledger.note_loss();
+        }
+        self.ledger.apply(&event, StackIndex(stack));
+        true
+    }
+
+    fn event(
+        &mut self,
+        thread: u8,
+        probe: Probe,
+        kind: EventKind,
+        address: u64,
+        size: u64,
+    ) -> AllocationEvent {
+        self.time += 1;
+        AllocationEvent {
+            time_ns: self.time,
+            pid: Pid(1),
+            tid: Tid(u32::from(thread)),
+            probe,
+            kind,
+            device: None,
+            address: DeviceAddress(address),
+            size,
+            stack: StackRef::NotTaken,
+            totals: None,
+        }
+    }
+
+    fn driver(&mut self, thread: u8, kind: EventKind, address: u64, size: u64, stack: u32) -> bool {
+        let probe = match kind {
+            EventKind::Alloc | EventKind::AllocFailed(_) => Probe::CuMemAlloc,
+            EventKind::Free | EventKind::FreeFailed(_) => Probe::CuMemFree,
+        };
+        let event = self.event(thread, probe, kind, address, size);
+        self.deliver(event, stack)
+    }
+
+    /// The pool's report, with the totals that are true by now.
+    fn report(
+        &mut self,
+        device: u8,
+        thread: u8,
+        kind: EventKind,
+        address: u64,
+        size: u64,
+        stack: u32,
+    ) -> bool {
+        let mut event = self.event(thread, Probe::TorchReport, kind, address, size);
+        event.device = Some(Device(device));
+        event.totals = Some(AllocatorTotals {
+            allocated: self.allocated(device),
+            reserved: self.reserved(device),
+        });
+        let arrived = self.deliver(event, stack);
+        if arrived {
+            self.reported[usize::from(device)] = true;
+            self.check_report(device);
+        }
+        arrived
+    }
+
+    fn run(&mut self, step: &Step) {
+        match step {
+            Step::Alloc { device, thread, size, stack } => {
+                self.alloc(*device, *thread, *size, *stack)
+            }
+            Step::Free { which, thread } if !self.blocks.is_empty() => {
+                let block = self.blocks.swap_remove(which.index(self.blocks.len()));
+                let owner = self
+                    .segments
+                    .iter_mut()
+                    .find(|s| (s.address..s.address + s.size).contains(&block.address));
+                owner.unwrap().used -= block.size;
+                self.report(block.device, *thread, EventKind::Free, block.address, block.size, 0);
+            }
+            Step::EmptyCache { device, thread } => {
+                let (free, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.segments)
+                    .into_iter()
+                    .partition(|s| s.device == *device && s.used == 0);
+                self.segments = kept;
+                for segment in free {
+                    self.holes.push((segment.address, segment.size));
+                    self.driver(*thread, EventKind::Free, segment.address, 0, 0);
+                }
+            }
+            Step::FailedAlloc { thread } => {
+                self.driver(*thread, EventKind::AllocFailed(2), 0, 1 << 40, 9);
+            }
+            Step::FailedFree { which, thread } if !self.segments.is_empty() => {
+                let address = self.segments[which.index(self.segments.len())].address;
+                // Both or neither: a lost half is another test's matter.
+                let drops = std::mem::take(&mut self.drops);
+                self.driver(*thread, EventKind::Free, address, 0, 0);
+                self.driver(*thread, EventKind::FreeFailed(1), address, 0, 0);
+                self.drops = drops;
+            }
+            _ => {}
+        }
+    }
+
+    fn alloc(&mut self, device: u8, thread: u8, size: u64, stack: u32) {
+        let size = size.div_ceil(512) * 512;
+        // A segment is only used from its start: no two live blocks can overlap.
+        let free =
+            self.segments.iter().position(|s| s.device == device && s.used == 0 && s.size >= size);
+        let index = free.unwrap_or_else(|| {
+            let bytes = size.div_ceil(SEGMENT) * SEGMENT;
+            let hole = self.holes.iter().position(|(_, size)| *size == bytes);
+            let address = match hole {
+                Some(hole) => self.holes.swap_remove(hole).0,
+                None => {
+                    self.next_address += bytes;
+                    self.next_address - bytes
+                }
+            };
+            self.driver(thread, EventKind::Alloc, address, bytes, stack);
+            self.segments.push(Segment { device, address, size: bytes, used: 0 });
+            self.segments.len() - 1
+        });
+        let address = self.segments[index].address;
+        self.segments[index].used += size;
+        self.blocks.push(Block { device, address, size, stack, traced: false });
+        let traced = self.report(device, thread, EventKind::Alloc, address, size, stack);
+        if let Some(block) = self.blocks.last_mut() {
+            block.traced = traced;
+        }
+    }
+
+    fn device(&self, device: u8) -> Option<DeviceSnapshot> {
+        self.ledger.devices().into_iter().find(|d| d.index == Some(Device(device)))
+    }
+
+    /// What holds right after a report, also when something was dropped: the allocator's word.
+    fn check_report(&self, device: u8) {
+        let seen = self.device(device).unwrap();
+        assert_eq!(seen.allocated_bytes, self.allocated(device));
+        assert_eq!(seen.reserved_bytes, self.reserved(device));
+        assert!(!seen.reserved_is_upper_bound);
+    }
+
+    /// What holds always while nothing was dropped.
+    fn check_exact(&self) {
+        for device in 0..2u8 {
+            if !self.reported[usize::from(device)] {
+                continue;
+            }
+            let seen = self.device(device).unwrap();
+            assert_eq!(seen.allocated_bytes, self.allocated(device));
+            assert_eq!(seen.lost_bytes, 0);
+            let live = self.live(Some(Device(device)));
+            let traced: u64 = live.values().sum();
+            assert_eq!(seen.before_attach.allocated_bytes + traced, self.allocated(device));
+            if seen.reserved_is_upper_bound {
+                assert!(seen.reserved_bytes >= self.reserved(device));
+            } else {
+                assert_eq!(seen.reserved_bytes, self.reserved(device));
+            }
+            let mut expected: BTreeMap<u32, u64> = BTreeMap::new();
+            for block in self.blocks.iter().filter(|b| b.device == device && b.traced) {
+                *expected.entry(block.stack).or_default() += block.size;
+            }
+            assert_eq!(live, expected);
+        }
+        assert_eq!(self.ledger.accuracy(), Accuracy::default());
+    }
+
+    /// Live bytes of the pool's sites by stack.
+    fn live(&self, device: Option<Device>) -> BTreeMap<u32, u64> {
+        self.ledger
+            .sites()
+            .filter(|(key, totals)| {
+                key.level == Level::Pytorch && key.device == device && totals.live_bytes > 0
+            })
+            .map(|(key, totals)| (key.stack.0, totals.live_bytes))
+            .collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Attached at a random moment, nothing dropped: everything is exact at every moment.
+    #[test]
+    fn exact_while_nothing_is_dropped(
+        steps in prop::collection::vec(step(), 1..200),
+        attach_at in 0..100usize,
+    ) {
+        let mut model = Model::new(Vec::new());
+        for (number, step) in steps.iter().enumerate() {
+            model.attached |= number >= attach_at;
+            model.run(step);
+            if model.attached {
+                model.check_exact();
+            }
+        }
+    }
+
+    /// Attached from the start: the driver level too, and `releasable` is what empty_cache returns.
+    #[test]
+    fn whole_from_the_start(steps in prop::collection::vec(step(), 1..200)) {
+        let mut model = Model::new(Vec::new());
+        model.attached = true;
+        for step in &steps {
+            model.run(step);
+        }
+        let reported = model.reported;
+        for device in (0..2u8).filter(|&d| reported[usize::from(d)]) {
+            let seen = model.device(device).unwrap();
+            prop_assert_eq!(seen.before_attach, AllocatedReserved::default());
+            prop_assert_eq!(seen.driver_bytes, model.reserved(device));
+            let before = model.reserved(device);
+            model.run(&Step::EmptyCache { device, thread: 0 });
+            prop_assert_eq!(seen.releasable_bytes, Some(before - model.reserved(device)));
+        }
+        prop_assert_eq!(model.ledger.unclaimed_driver_bytes(), 0);
+    }
+
+    /// Random drops: with every report that arrives the totals are the allocator's, and the parts
+    /// add up to them.
+    #[test]
+    fn totals_recover_after_drops(
+        steps in prop::collection::vec(step(), 1..200),
+        drops in prop::collection::vec(prop::bool::weighted(0.2), 0..300),
+        attach_at in 0..50usize,
+    ) {
+        let mut model = Model::new(drops);
+        for (number, step) in steps.iter().enumerate() {
+            model.attached |= number >= attach_at;
+            model.run(step);
+        }
+        for device in model.ledger.devices().iter().filter(|d| d.index.is_some()) {
+            let live: u64 = model.live(device.index).values().sum();
+            let parts = i128::from(device.before_attach.allocated_bytes)
+                + i128::from(live)
+                + i128::from(device.lost_bytes);
+            prop_assert_eq!(parts, i128::from(device.allocated_bytes));
+        }
+        prop_assert_eq!(model.ledger.accuracy().mismatches, 0);
+        if !model.lossy {
+            model.check_exact();
+        }
+    }
+
+    /// Whatever a hostile process makes up: no panic, no overflow.
+    #[test]
+    fn hostile_numbers_are_survived(
+        events in prop::collection::vec(
+            (0..3u8, 0..4u8, any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), 0..2u8), 0..60),
+    ) {
+        let mut model = Model::new(Vec::new());
+        for (probe, kind, address, size, allocated, reserved, device) in events {
+            let probe = [Probe::CuMemAlloc, Probe::CuMemFree, Probe::TorchReport][usize::from(probe)];
+            let kind = [EventKind::Alloc, EventKind::Free, EventKind::AllocFailed(2),
+                EventKind::FreeFailed(1)][usize::from(kind)];
+            let mut event = model.event(0, probe, kind, address, size);
+            event.device = Some(Device(device));
+            event.totals = Some(AllocatorTotals { allocated, reserved });
+            model.ledger.apply(&event, StackIndex(1));
+            let _ = model.ledger.devices();
+        }
+    }
+}
+
+#[test]
+fn an_address_of_the_driver_that_is_handed_out_again_is_a_new_block() {
+    let mut model = Model::new(Vec::new());
+    model.attached = true;
+    model.driver(0, EventKind::Alloc, 0x1000, 100, 1);
+    // Its free was not seen.
+    model.driver(0, EventKind::Alloc, 0x1000, 300, 2);
+    assert_eq!(model.ledger.unclaimed_driver_bytes(), 300);
+    // A free that fails after another thread got the address must not bring the old block back.
+    model.driver(1, EventKind::Free, 0x1000, 0, 0);
+    model.driver(2, EventKind::Alloc, 0x1000, 700, 3);
+    model.driver(1, EventKind::FreeFailed(1), 0x1000, 0, 0);
+    assert_eq!(model.ledger.unclaimed_driver_bytes(), 700);
+}
+
+#[test]
+fn peaks_do_not_count_a_segment_at_two_devices() {
+    let mut model = Model::new(Vec::new());
+    model.attached = true;
+    model.run(&Step::Alloc { device: 1, thread: 0, size: 4096, stack: 3 });
+    let driver: Vec<_> =
+        model.ledger.sites().filter(|(key, _)| key.level == Level::Driver).collect();
+    assert_eq!(driver.len(), 1);
+    assert_eq!(driver[0].0.device, Some(Device(1)));
+    assert_eq!(driver[0].1.peak_bytes(), SEGMENT);
+}

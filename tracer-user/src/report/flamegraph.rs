@@ -17,10 +17,15 @@ pub fn write_flamegraph(
     options: &Options,
     out: &mut impl io::Write,
 ) -> io::Result<()> {
-    let lines = folded::lines(snapshot, options);
-    let bytes: u64 =
-        lines.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
-    let lines = if lines.is_empty() { vec!["nothing is allocated 1".to_owned()] } else { lines };
+    let stacks = folded::stacks(snapshot, options);
+    let bytes = label::sum(stacks.values().copied());
+    // A hostile process can make sizes up, and the renderer adds them.
+    let most = (u64::MAX >> 1) / stacks.len().max(1) as u64;
+    let mut lines: Vec<String> =
+        stacks.iter().map(|(stack, bytes)| format!("{stack} {}", bytes.min(&most))).collect();
+    if lines.is_empty() {
+        lines.push("nothing is allocated 1".to_owned());
+    }
 
     let mut style = flamegraph::Options::default();
     style.title = "Unfreed GPU memory by Python line".to_owned();

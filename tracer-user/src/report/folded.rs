@@ -15,19 +15,20 @@ pub fn write_folded(
     options: &Options,
     out: &mut impl io::Write,
 ) -> io::Result<()> {
-    for line in lines(snapshot, options) {
-        writeln!(out, "{line}")?;
+    for (stack, bytes) in stacks(snapshot, options) {
+        writeln!(out, "{stack} {bytes}")?;
     }
     Ok(())
 }
 
-/// The lines, in order.
-pub(super) fn lines(snapshot: &Snapshot, options: &Options) -> Vec<String> {
+/// Live bytes by folded stack, in order.
+pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String, u64> {
     let mut stacks: BTreeMap<String, u64> = BTreeMap::new();
     let mut add = |stack: Vec<String>, bytes: u64| {
         if bytes > 0 {
             let key = stack.iter().map(|frame| escape(frame)).collect::<Vec<_>>().join(";");
-            *stacks.entry(key).or_default() += bytes;
+            let total = stacks.entry(key).or_default();
+            *total = total.saturating_add(bytes);
         }
     };
     for process in &snapshot.processes {
@@ -44,7 +45,7 @@ pub(super) fn lines(snapshot: &Snapshot, options: &Options) -> Vec<String> {
             );
         }
     }
-    stacks.into_iter().map(|(stack, bytes)| format!("{stack} {bytes}")).collect()
+    stacks
 }
 
 /// The sites that hold memory of their own: those of pools, and driver memory that no pool has.

@@ -55,3 +55,8 @@ pub(super) fn number(value: u64) -> String {
     }
     text
 }
+
+/// A sum that a hostile process cannot make overflow.
+pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
+}

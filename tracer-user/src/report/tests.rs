@@ -1,1 +1,294 @@
+//! Every format against its golden file. `INSTA_UPDATE=always cargo test` blesses.
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{
+    AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,
+    Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict,
+};
+
+fn frame(function: &str, file: &str, line: u32) -> Frame {
+    Frame {
+        kind: FrameKind::Python,
+        function: function.rsplit('.').next().unwrap_or(function).to_owned(),
+        qualified_name: Some(function.to_owned()),
+        file: file.to_owned(),
+        line: Some(line),
+        cell: None,
+        source: None,
+    }
+}
+
+fn site(id: &str, level: Level, device: Option<u8>, bytes: u64, frames: Vec<Frame>) -> Site {
+    Site {
+        id: id.to_owned(),
+        level,
+        device: device.map(Device),
+        live_bytes: bytes,
+        live_blocks: bytes / 1000,
+        total_bytes: bytes.saturating_mul(2),
+        total_blocks: bytes / 500,
+        peak_bytes: bytes,
+        first_seen_s: 0.5,
+        last_seen_s: 9.5,
+        growth_bytes_per_s: None,
+        verdict: Verdict::Unknown,
+        hint: None,
+        frames,
+        frames_note: None,
+    }
+}
+
+fn device() -> DeviceSnapshot {
+    DeviceSnapshot {
+        index: Some(Device(0)),
+        driver_bytes: 1_610_612_736,
+        reserved_bytes: 1_610_612_736,
+        reserved_is_upper_bound: false,
+        untraced_reserved_bytes: 0,
+        allocated_bytes: 1_288_490_188,
+        cached_bytes: 322_122_548,
+        releasable_bytes: Some(209_715_200),
+        peak_allocated_bytes: 1_400_000_000,
+        before_attach: AllocatedReserved::default(),
+        lost_bytes: 0,
+        allocator_reported: Some(AllocatedReserved {
+            allocated_bytes: 1_288_490_188,
+            reserved_bytes: 1_610_612_736,
+        }),
+    }
+}
+
+fn process() -> ProcessSnapshot {
+    let cell = |function: &str, line| frame(function, "/tmp/ipykernel_4242/3409123.py", line);
+    let torch = "/env/lib/python3.11/site-packages/torch/nn/modules";
+    let shell = frame(
+        "InteractiveShell.run_code",
+        "/env/lib/python3.11/site-packages/IPython/core/interactiveshell.py",
+        3823,
+    );
+    ProcessSnapshot {
+        pid: Pid(4242),
+        start_time: Some("2026-12-01T03:50:06Z".to_owned()),
+        command: "/env/bin/python -m ipykernel_launcher -f kernel.json".to_owned(),
+        python: Some("3.11.7".to_owned()),
+        notebook: None,
+        kernel_id: None,
+        container: None,
+        user: Some("ada".to_owned()),
+        state: ProcessState::Running,
+        exit: None,
+        devices: vec![device()],
+        host: HostSnapshot::default(),
+        sites: vec![
+            site(
+                "01",
+                Level::Pytorch,
+                Some(0),
+                1_200_000_000,
+                vec![
+                    frame("Linear.forward", &format!("{torch}/linear.py"), 125),
+                    frame("Module._call_impl", &format!("{torch}/module.py"), 1750),
+                    cell("train_step", 3),
+                    cell("<module>", 9),
+                    shell.clone(),
+                ],
+            ),
+            site(
+                "02",
+                Level::Pytorch,
+                Some(0),
+                80_000_000,
+                vec![cell("train_step", 3), cell("<module>", 9), shell.clone()],
+            ),
+            site(
+                "03",
+                Level::Pytorch,
+                Some(0),
+                8_490_188,
+                vec![cell("<module>", 2), shell.clone()],
+            ),
+            site(
+                "04",
+                Level::Driver,
+                Some(0),
+                1_610_612_736,
+                vec![cell("train_step", 3), cell("<module>", 9), shell],
+            ),
+        ],
+        cells: Vec::new(),
+        failures: Vec::new(),
+    }
+}
+
+fn snapshot(processes: Vec<ProcessSnapshot>) -> Snapshot {
+    Snapshot {
+        schema: SCHEMA,
+        generated_at: "2026-12-01T04:00:00Z".to_owned(),
+        duration_s: 10.0,
+        tracer: Tracer {
+            version: "0.0.0".to_owned(),
+            events: 1_234_567,
+            dropped: 0,
+            exact: true,
+            truncated_stacks: 0,
+            unmatched_frees: 0,
+            mismatches: 0,
+            coverage: vec![Coverage {
+                library: "/env/lib/libcuda.so.1".to_owned(),
+                symbol: "cuMemAlloc_v2".to_owned(),
+                attached: true,
+                note: Some("`push` at the entry is emulated".to_owned()),
+            }],
+        },
+        processes,
+    }
+}
+
+/// A trace in which everything went wrong, of a process with hostile names.
+fn troubled() -> Snapshot {
+    let mut process = process();
+    process.command = "python \u{1b}[2J<script>alert(1)</script>\u{202e}evil".to_owned();
+    process.state = ProcessState::Exited;
+    process.exit = Some("signal 9".to_owned());
+    process.container = Some("0123456789abcdef".repeat(4));
+    process.devices[0].before_attach =
+        AllocatedReserved { allocated_bytes: 12 << 20, reserved_bytes: 20 << 20 };
+    process.devices[0].lost_bytes = -(5 << 20);
+    process.devices[0].reserved_is_upper_bound = true;
+    process.devices[0].untraced_reserved_bytes = 40 << 20;
+    process.devices[0].releasable_bytes = None;
+    process.devices.push(DeviceSnapshot {
+        index: None,
+        driver_bytes: 7 << 20,
+        ..process.devices[0]
+    });
+    let hostile = "a;b <script>\n\u{1b}]0;owned\u{7} 77";
+    process.sites.push(site(
+        "05",
+        Level::Pytorch,
+        Some(0),
+        u64::MAX / 4,
+        vec![
+            frame(hostile, "/home/\u{202e}ada/<b>.py", 7),
+            frame("<module>", "/home/ada/\"quoted\" & 'more'.py", 1),
+        ],
+    ));
+    process.sites.push(site("08", Level::Pytorch, Some(0), u64::MAX, vec![frame("f", "/y.py", 1)]));
+    process.sites.push(site("09", Level::Pytorch, Some(0), u64::MAX, vec![frame("f", "/y.py", 1)]));
+    let mut native = site("06", Level::Pytorch, Some(0), 4096, Vec::new());
+    native.frames_note = Some("native thread, no Python frame".to_owned());
+    process.sites.push(native);
+    process.sites.push(site(
+        "07",
+        Level::Driver,
+        None,
+        7 << 20,
+        vec![frame("run", "/home/ada/x.py", 1)],
+    ));
+    process.failures.push(Failure {
+        time_s: 3.25,
+        call: "cuMemAlloc_v2".to_owned(),
+        bytes: 21_474_836_480,
+        error: "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
+        user_visible: None,
+        site: None,
+    });
+    let mut snapshot = snapshot(vec![process]);
+    snapshot.tracer.exact = false;
+    snapshot.tracer.dropped = 1_000;
+    snapshot.tracer.unmatched_frees = 2;
+    snapshot.tracer.mismatches = 3;
+    snapshot.tracer.truncated_stacks = 4;
+    snapshot.tracer.coverage.push(Coverage {
+        library: "/x/\u{1b}[31mlibc10.so".to_owned(),
+        symbol: "report".to_owned(),
+        attached: false,
+        note: Some("the library does not export it".to_owned()),
+    });
+    snapshot
+}
+
+fn render(
+    write: impl Fn(&Snapshot, &Options, &mut Vec<u8>) -> std::io::Result<()>,
+    snapshot: &Snapshot,
+) -> String {
+    let mut out = Vec::new();
+    write(snapshot, &Options::default(), &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn text() {
+    insta::assert_snapshot!("text", render(write_text, &snapshot(vec![process()])));
+    insta::assert_snapshot!("text_troubled", render(write_text, &troubled()));
+    insta::assert_snapshot!(
+        "text_nothing",
+        render(
+            write_text,
+            &snapshot(vec![ProcessSnapshot {
+                devices: Vec::new(),
+                sites: Vec::new(),
+                ..process()
+            }])
+        )
+    );
+}
+
+#[test]
+fn json() {
+    insta::assert_snapshot!("json", render(write_json, &snapshot(vec![process()])));
+    let text = render(write_json, &troubled());
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["processes"][0]["sites"][4]["live_bytes"], u64::MAX / 4);
+}
+
+#[test]
+fn folded_stacks() {
+    insta::assert_snapshot!("folded", render(write_folded, &snapshot(vec![process()])));
+    insta::assert_snapshot!("folded_troubled", render(write_folded, &troubled()));
+}
+
+#[test]
+fn flamegraphs_are_harmless_xml() {
+    for snapshot in [snapshot(vec![process()]), troubled(), snapshot(Vec::new())] {
+        let svg = render(write_flamegraph, &snapshot);
+        assert!(svg.starts_with("<?xml"), "{svg}");
+        assert!(!svg.contains("<script>alert"), "hostile names stay text");
+        assert!(!svg.contains('\u{1b}') && !svg.contains('\u{202e}'));
+    }
+    let svg = render(write_flamegraph, &snapshot(vec![process()]));
+    assert!(svg.contains("train_step (cell 3409123:3) (1,280,000,000 bytes"), "{svg}");
+    assert!(render(write_flamegraph, &snapshot(Vec::new())).contains("nothing is allocated"));
+}
+
+#[test]
+fn small_sites_are_left_out_where_asked_and_totals_stay() {
+    let options = Options { top: Some(1), min_bytes: 1 << 20 };
+    let mut out = Vec::new();
+    write_json(&snapshot(vec![process()]), &options, &mut out).unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!(value["processes"][0]["sites"].as_array().unwrap().len(), 1);
+    assert_eq!(value["processes"][0]["devices"][0]["allocated_bytes"], 1_288_490_188u64);
+    let mut out = Vec::new();
+    write_text(&snapshot(vec![process()]), &options, &mut out).unwrap();
+    assert!(String::from_utf8(out).unwrap().contains("in 1 more lines"));
+}
+
+proptest! {
+    /// Whatever the names are, a folded line is one line, and text has no control characters.
+    #[test]
+    fn no_name_breaks_out(name in any::<String>(), file in any::<String>()) {
+        let mut process = process();
+        process.sites = vec![site("01", Level::Pytorch, Some(0), 5, vec![frame(&name, &file, 1)])];
+        let snapshot = snapshot(vec![process]);
+        let folded = render(write_folded, &snapshot);
+        prop_assert_eq!(folded.lines().count(), 1);
+        prop_assert_eq!(folded.matches(';').count(), 2);
+        prop_assert!(folded.ends_with(" 5\n"));
+        let text = render(write_text, &snapshot);
+        prop_assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
+        render(write_flamegraph, &snapshot);
+    }
+}

@@ -2,7 +2,13 @@
 
 use std::{collections::BTreeMap, io};
 
-use super::{Options, folded::holders, label, sanitize, user_frame::user_frame};
+use super::{
+    Options,
+    folded::holders,
+    label::{self, sum},
+    sanitize,
+    user_frame::user_frame,
+};
 use crate::model::{DeviceSnapshot, Level, ProcessSnapshot, ProcessState, Site, Snapshot};
 
 /// Lines shown if the user does not say.
@@ -56,7 +62,7 @@ fn write_process(
     }
 
     let lines = by_line(process);
-    let total: u64 = lines.iter().map(|line| line.bytes).sum();
+    let total = sum(lines.iter().map(|line| line.bytes));
     let shown: Vec<&Line<'_>> = lines
         .iter()
         .filter(|line| line.bytes > 0 && line.bytes >= options.min_bytes)
@@ -84,7 +90,7 @@ fn write_process(
     }
     let hidden = lines.iter().filter(|line| line.bytes > 0).count() - shown.len();
     if hidden > 0 {
-        let rest = total - shown.iter().map(|line| line.bytes).sum::<u64>();
+        let rest = total.saturating_sub(sum(shown.iter().map(|line| line.bytes)));
         writeln!(out, "  {:>10}  in {hidden} more lines (--top, --min-bytes)", label::size(rest))?;
     }
     for failure in &process.failures {
@@ -124,7 +130,7 @@ fn write_device(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Result
         writeln!(out, "    torch.cuda.empty_cache() would return {}", size(releasable))?;
     }
     let before = &device.before_attach;
-    if before.allocated_bytes + before.reserved_bytes > 0 {
+    if before.allocated_bytes > 0 || before.reserved_bytes > 0 {
         writeln!(
             out,
             "    before attach: {} allocated, {} reserved, call sites unknown",
@@ -170,8 +176,8 @@ fn by_line(process: &ProcessSnapshot) -> Vec<Line<'_>> {
         let name = line_name(site);
         let line =
             lines.entry(name.clone()).or_insert(Line { name, bytes: 0, blocks: 0, largest: None });
-        line.bytes += site.live_bytes;
-        line.blocks += site.live_blocks;
+        line.bytes = line.bytes.saturating_add(site.live_bytes);
+        line.blocks = line.blocks.saturating_add(site.live_blocks);
         if line.largest.is_none_or(|largest| site.live_bytes > largest.live_bytes) {
             line.largest = Some(site);
         }
