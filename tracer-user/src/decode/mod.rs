@@ -7,3 +7,6 @@ pub use record::{
     CodeDefinition, DecodeError, LinesPiece, ProcessChange, Record, StackDefinition, StackFrame,
     decode,
 };
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! The walk and the definitions over made-up memory, in every layout of the table.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tracer_common::{
+    ReadMem,
+    config::{ThreadStateSource, thread_state_kind},
+    python::{
+        code::{describe, read_lines},
+        layout::{PythonLayout, entry_kind, instruction_kind},
+        table::{self, VERSIONS},
+        walk::{WalkState, instruction_offset, thread_state, walk},
+    },
+    wire::{
+        CodeRecord, LINES_CHUNK, LinesRecord, MAX_FRAMES, RecordHeader, WireString, stack_flag,
+    },
+};
+
+/// Memory by address; what was not written is not readable.
+#[derive(Default)]
+struct FakeMemory(BTreeMap<u64, u8>);
+
+impl FakeMemory {
+    fn write(&mut self, at: u64, bytes: &[u8]) {
+        self.0.extend(bytes.iter().enumerate().map(|(i, byte)| (at + i as u64, *byte)));
+    }
+
+    fn write_u64(&mut self, at: u64, value: u64) {
+        self.write(at, &value.to_le_bytes());
+    }
+}
+
+impl ReadMem for FakeMemory {
+    unsafe fn read(&self, addr: u64, dst: *mut u8, len: u32) -> bool {
+        let bytes: Option<Vec<u8>> =
+            (0..u64::from(len)).map(|i| self.0.get(&addr.wrapping_add(i)).copied()).collect();
+        let Some(bytes) = bytes else { return false };
+        // SAFETY: the caller vouches for `dst`.
+        unsafe { dst.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+}
+
+const TSTATE: u64 = 0x10_0000;
+const CFRAME: u64 = 0x20_0000;
+const FRAMES: u64 = 0x30_0000;
+
+/// A frame to build: its code object and instruction, or a shim.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    code: u64,
+    instruction: u32,
+    shim: bool,
+}
+
+fn made() -> impl Strategy<Value = Made> {
+    (1..1000u64, 0..5000u32, prop::bool::weighted(0.2)).prop_map(|(code, instruction, shim)| Made {
+        code: 0x4000_0000 + 64 * code,
+        instruction: 2 * instruction,
+        shim,
+    })
+}
+
+/// Lays frames out, innermost first; leaves the one at `hole` unreadable.
+fn lay_out(layout: &PythonLayout, frames: &[Made], hole: Option<usize>) -> FakeMemory {
+    let mut memory = FakeMemory::default();
+    let address = |index: usize| if index < frames.len() { FRAMES + 256 * index as u64 } else { 0 };
+    if layout.entry == entry_kind::CFRAME {
+        memory.write_u64(TSTATE + u64::from(layout.tstate_frame), CFRAME);
+        memory.write_u64(CFRAME + u64::from(layout.cframe_frame), address(0));
+    } else {
+        memory.write_u64(TSTATE + u64::from(layout.tstate_frame), address(0));
+    }
+    for (index, frame) in frames.iter().enumerate().filter(|(index, _)| Some(*index) != hole) {
+        let at = address(index);
+        memory.write(at, &vec![0xaa; usize::from(layout.frame_size)]);
+        memory.write_u64(at + u64::from(layout.frame_previous), address(index + 1));
+        // 3.14 tags its references.
+        let tag = u64::from(layout.frame_owner == 74);
+        memory.write_u64(at + u64::from(layout.frame_code), frame.code | tag);
+        let place = at + u64::from(layout.frame_instruction);
+        match layout.instruction {
+            instruction_kind::POINTER => {
+                let start = frame.code + u64::from(layout.code_instructions);
+                memory.write_u64(place, start + u64::from(frame.instruction));
+            }
+            instruction_kind::UNITS => memory.write(place, &(frame.instruction / 2).to_le_bytes()),
+            _ => memory.write(place, &frame.instruction.to_le_bytes()),
+        }
+        if layout.shim_owner != 0 {
+            let owner = if frame.shim { layout.shim_owner } else { 0 };
+            memory.write(at + u64::from(layout.frame_owner), &[owner]);
+        }
+    }
+    memory
+}
+
+fn walked(layout: &PythonLayout, memory: &FakeMemory) -> WalkState {
+    let mut state = WalkState::new(1);
+    walk(layout, TSTATE, &mut state, memory);
+    state
+}
+
+/// What the walk should find: `(code, byte offset)` of every frame that is no shim.
+fn expected(layout: &PythonLayout, frames: &[Made]) -> Vec<(u64, i32)> {
+    frames
+        .iter()
+        .filter(|frame| !(frame.shim && layout.shim_owner != 0))
+        .map(|frame| (frame.code, frame.instruction as i32))
+        .collect()
+}
+
+fn found(layout: &PythonLayout, state: &WalkState) -> Vec<(u64, i32)> {
+    state.frames[..state.depth as usize]
+        .iter()
+        .map(|frame| (frame.code, instruction_offset(layout, frame)))
+        .collect()
+}
+
+fn version() -> impl Strategy<Value = &'static PythonLayout> {
+    (0..VERSIONS.len()).prop_map(|index| &VERSIONS[index].layout)
+}
+
+proptest! {
+    #[test]
+    fn every_frame_is_found(layout in version(), frames in prop::collection::vec(made(), 1..100)) {
+        let state = walked(layout, &lay_out(layout, &frames, None));
+        prop_assert_eq!(found(layout, &state), expected(layout, &frames));
+        let none = expected(layout, &frames).is_empty();
+        prop_assert_eq!(state.flags, if none { u32::from(stack_flag::NO_PYTHON) } else { 0 });
+    }
+
+    #[test]
+    fn a_deep_stack_keeps_its_inner_frames(layout in version(), more in 1..100usize) {
+        let frames: Vec<Made> = (0..MAX_FRAMES + more)
+            .map(|i| Made { code: 0x4000_0000 + 64 * i as u64, instruction: 0, shim: false })
+            .collect();
+        let state = walked(layout, &lay_out(layout, &frames, None));
+        prop_assert_eq!(found(layout, &state), &expected(layout, &frames)[..MAX_FRAMES]);
+        prop_assert_eq!(state.flags, u32::from(stack_flag::TRUNCATED));
+    }
+
+    #[test]
+    fn a_missing_page_ends_the_walk_and_is_told(
+        layout in version(),
+        frames in prop::collection::vec(made(), 1..60),
+        hole in any::<prop::sample::Index>(),
+    ) {
+        let hole = hole.index(frames.len());
+        let state = walked(layout, &lay_out(layout, &frames, Some(hole)));
+        prop_assert_eq!(found(layout, &state), expected(layout, &frames[..hole]));
+        prop_assert_eq!(state.flags, u32::from(stack_flag::FAULT));
+    }
+
+    /// Stacks that differ in one place have different hashes, and the seed counts.
+    #[test]
+    fn hashes_differ(layout in version(), frames in prop::collection::vec(made(), 2..30), at in any::<prop::sample::Index>()) {
+        let frames: Vec<Made> = frames.into_iter().map(|f| Made { shim: false, ..f }).collect();
+        let hash = |frames: &[Made], seed| {
+            let mut state = WalkState::new(seed);
+            walk(layout, TSTATE, &mut state, &lay_out(layout, frames, None));
+            state.hash
+        };
+        let mut other = frames.clone();
+        other[at.index(frames.len())].instruction += 2;
+        prop_assert_ne!(hash(&frames, 1), hash(&other, 1));
+        prop_assert_ne!(hash(&frames, 1), hash(&frames, 2));
+        prop_assert_eq!(hash(&frames, 1), hash(&frames, 1));
+    }
+
+    /// Whatever lies in memory, the walk ends.
+    #[test]
+    fn any_memory_is_survived(layout in version(), words in prop::collection::vec(0..64u64, 512)) {
+        let mut memory = FakeMemory::default();
+        for (index, word) in words.iter().enumerate() {
+            memory.write_u64(TSTATE + 8 * index as u64, TSTATE + 8 * word);
+        }
+        let state = walked(layout, &memory);
+        prop_assert!(state.depth as usize <= MAX_FRAMES);
+    }
+
+    #[test]
+    fn names_of_every_width(
+        layout in version(),
+        name in "\\PC{0,300}",
+        file in "\\PC{0,700}",
+        table in prop::collection::vec(any::<u8>(), 0..3000),
+    ) {
+        const CODE: u64 = 0x50_0000;
+        let mut memory = FakeMemory::default();
+        let mut next = 0x60_0000;
+        memory.write(CODE + u64::from(layout.code_first_line), &77i32.to_le_bytes());
+        let mut string = |text: &str, field: u16, memory: &mut FakeMemory| {
+            let widest = text.chars().map(u32::from).max().unwrap_or(0);
+            let (width, ascii) = match widest { 0..=127 => (1, 1), 128..=255 => (1, 0), 256..=0xffff => (2, 0), _ => (4, 0) };
+            let object = next;
+            next += 0x10_000;
+            memory.write_u64(CODE + u64::from(field), object);
+            memory.write_u64(object + u64::from(layout.string_length), text.chars().count() as u64);
+            let state = (width << layout.string_kind_shift) | (1 << (layout.string_kind_shift + 3)) | (ascii << (layout.string_kind_shift + 4));
+            memory.write(object + u64::from(layout.string_state), &(state as u32).to_le_bytes());
+            let data = if ascii == 1 { layout.string_ascii_data } else { layout.string_compact_data };
+            let bytes: Vec<u8> = text.chars().flat_map(|c| u32::from(c).to_le_bytes()[..width].to_vec()).collect();
+            memory.write(object + u64::from(data), &bytes);
+            bytes
+        };
+        let name_bytes = string(&name, layout.code_name, &mut memory);
+        let file_bytes = string(&file, layout.code_filename, &mut memory);
+        memory.write_u64(CODE + u64::from(layout.code_line_table), 0x55_0000);
+        memory.write_u64(0x55_0000 + u64::from(layout.bytes_size), table.len() as u64);
+        memory.write(0x55_0000 + u64::from(layout.bytes_data), &table);
+
+        let mut record = empty_code();
+        let lines = describe(layout, CODE, &mut record, &memory);
+        prop_assert_eq!(record.first_line, 77);
+        let kept = name_bytes.len().min(record.name.bytes.len());
+        prop_assert_eq!(&record.name.bytes[..usize::from(record.name.filled)], &name_bytes[..kept]);
+        let skipped = file_bytes.len().saturating_sub(record.filename.bytes.len());
+        prop_assert_eq!(&record.filename.bytes[..usize::from(record.filename.filled)], &file_bytes[skipped..]);
+        prop_assert_eq!(record.filename.length as usize, file.chars().count());
+        prop_assert_eq!(record.qualname.width, 0, "not there, so empty");
+
+        let mut read: Vec<u8> = Vec::new();
+        while read.len() < table.len() {
+            let mut piece = LinesRecord { header: record.header, code: 1, offset: 0, filled: 0, bytes: [0; LINES_CHUNK] };
+            prop_assert!(read_lines(lines, record.line_table_size, read.len() as u32, &mut piece, &memory));
+            read.extend(&piece.bytes[..piece.filled as usize]);
+        }
+        prop_assert_eq!(read, table);
+    }
+}
+
+fn empty_code() -> CodeRecord {
+    fn string<const N: usize>() -> WireString<N> {
+        WireString { length: 0, filled: 0, width: 0, pad: 0, bytes: [0; N] }
+    }
+    CodeRecord {
+        header: RecordHeader { tag: 0, detail: 0, tgid: 0 },
+        code: 0,
+        address: 0,
+        first_line: 0,
+        line_table_size: 0,
+        name: string(),
+        qualname: string(),
+        filename: string(),
+    }
+}
+
+#[test]
+fn the_thread_state_is_found_by_its_pthread_key() {
+    let mut memory = FakeMemory::default();
+    // Key 37: the second-level block 1, its entry 5.
+    let source = ThreadStateSource {
+        kind: thread_state_kind::PTHREAD_KEY,
+        slot: 16 * 5 + 8,
+        offset: 1296 + 8,
+    };
+    memory.write_u64(0x7000 + 1304, 0x9000);
+    memory.write_u64(0x9000 + 88, TSTATE);
+    assert_eq!(thread_state(&source, 0x7000, &memory), Some(TSTATE));
+    assert_eq!(thread_state(&source, 0x8000, &memory), None, "another thread");
+    memory.write_u64(0x7000 + 1304, 0);
+    assert_eq!(thread_state(&source, 0x7000, &memory), None, "no such block yet");
+}
+
+#[test]
+fn the_table_has_no_field_outside_of_what_is_read() {
+    for version in &VERSIONS {
+        let layout = &version.layout;
+        assert!(layout.frame_size < 128);
+        for field in [layout.frame_previous, layout.frame_code] {
+            assert!(field + 8 <= layout.frame_size, "3.{}", version.minor);
+        }
+        let width = if layout.instruction == instruction_kind::POINTER { 8 } else { 4 };
+        assert!(layout.frame_instruction + width <= layout.frame_size, "3.{}", version.minor);
+        assert!(layout.shim_owner == 0 || layout.frame_owner < layout.frame_size);
+        assert_eq!(version.debug_offsets.is_empty(), version.minor < 13);
+    }
+    for minor in 8..=14 {
+        assert!(table::find(minor, false).is_some(), "3.{minor}");
+    }
+    assert!(table::find(7, false).is_none() && table::find(15, false).is_none());
+}

@@ -1,0 +1,172 @@
+//! The decoder against records as the kernel half writes them, and against anything else.
+
+use bytemuck::bytes_of;
+use proptest::prelude::*;
+use tracer_common::wire::{
+    CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent,
+    ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, WireString, memory_kind,
+    probe, process_kind, stack_flag, tag,
+};
+
+use super::*;
+use crate::model::{AllocatorTotals, CodeId, Device, EventKind, Pid, Probe, StackId, StackRef};
+
+fn header(tag: u16, detail: u16) -> RecordHeader {
+    RecordHeader { tag, detail, tgid: 42 }
+}
+
+fn event() -> MemoryEvent {
+    MemoryEvent {
+        header: header(tag::MEMORY, 0),
+        time_ns: 5,
+        tid: 43,
+        probe: probe::TORCH_REPORT,
+        kind: memory_kind::ALLOC,
+        flags: 0,
+        device: 1,
+        address: 0x7000,
+        size: 512,
+        stack: 9,
+        extra: [1024, 2048],
+    }
+}
+
+fn memory(event: &MemoryEvent) -> crate::model::AllocationEvent {
+    match decode(bytes_of(event)) {
+        Ok(Record::Memory(event)) => event,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn string<const N: usize>(text: &str, width: usize) -> WireString<N> {
+    let mut bytes = [0; N];
+    let units: Vec<u8> =
+        text.chars().flat_map(|c| u32::from(c).to_le_bytes()[..width].to_vec()).collect();
+    let filled = units.len().min(N);
+    bytes[..filled].copy_from_slice(&units[..filled]);
+    WireString {
+        length: text.chars().count() as u32,
+        filled: filled as u16,
+        width: width as u8,
+        pad: 0,
+        bytes,
+    }
+}
+
+#[test]
+fn an_event_of_pytorch_has_device_and_totals() {
+    let event = memory(&event());
+    assert_eq!(event.device, Some(Device(1)));
+    assert_eq!(event.totals, Some(AllocatorTotals { allocated: 1024, reserved: 2048 }));
+    assert_eq!((event.probe, event.kind), (Probe::TorchReport, EventKind::Alloc));
+    assert_eq!(event.stack, StackRef::Id(StackId(9)));
+}
+
+#[test]
+fn an_event_of_the_driver_has_neither_but_an_error() {
+    let event = memory(&MemoryEvent {
+        probe: probe::CU_MEM_ALLOC,
+        kind: memory_kind::ALLOC_FAILED,
+        device: -1,
+        stack: 0,
+        flags: stack_flag::NO_PYTHON,
+        extra: [2, 0xffff],
+        ..event()
+    });
+    assert_eq!((event.device, event.totals), (None, None));
+    assert_eq!(event.kind, EventKind::AllocFailed(2));
+    assert_eq!(event.stack, StackRef::NoPython);
+}
+
+#[test]
+fn strings_of_every_width_and_cut_ones() {
+    let code = CodeRecord {
+        header: header(tag::CODE, 0),
+        code: 7,
+        address: 1,
+        first_line: 3,
+        line_table_size: 2,
+        name: string("größe", 1),
+        qualname: string("数据.😀", 4),
+        filename: WireString { length: 600, ..string("tail.py", 1) },
+    };
+    let Ok(Record::Code(found)) = decode(bytes_of(&code)) else { panic!() };
+    assert_eq!(found.name.as_deref(), Some("größe"));
+    assert_eq!(found.qualified_name.as_deref(), Some("数据.😀"));
+    assert_eq!(found.filename.as_deref(), Some("…tail.py"));
+    let unreadable = CodeRecord { name: WireString { width: 0, ..code.name }, ..code };
+    let Ok(Record::Code(found)) = decode(bytes_of(&unreadable)) else { panic!() };
+    assert_eq!(found.name, None);
+    let surrogate = CodeRecord { name: string("\u{20}", 2), ..code };
+    let mut lone = surrogate;
+    lone.name.bytes[..2].copy_from_slice(&0xd800u16.to_le_bytes());
+    let Ok(Record::Code(found)) = decode(bytes_of(&lone)) else { panic!() };
+    assert_eq!(found.name.as_deref(), Some("\u{fffd}"));
+}
+
+#[test]
+fn a_stack_is_as_long_as_it_says() {
+    let mut stack = StackRecord {
+        header: header(tag::STACK, 2),
+        stack: 5,
+        flags: u32::from(stack_flag::TRUNCATED),
+        pad: 0,
+        frames: [WireFrame { code: 0, address: 0, instruction: 0, pad: 0 }; MAX_FRAMES],
+    };
+    stack.frames[0] = WireFrame { code: 1, address: 2, instruction: 4, pad: 0 };
+    let sent = StackRecord::FIXED_SIZE + 2 * size_of::<WireFrame>();
+    let Ok(Record::Stack(found)) = decode(&bytes_of(&stack)[..sent]) else { panic!() };
+    assert_eq!((found.stack, found.truncated, found.faulted), (StackId(5), true, false));
+    assert_eq!(found.frames.len(), 2);
+    assert_eq!(found.frames[0], StackFrame { code: Some(CodeId(1)), instruction: 4 });
+    assert_eq!(found.frames[1].code, None);
+    assert!(decode(&bytes_of(&stack)[..sent - 1]).is_err());
+    stack.header.detail = MAX_FRAMES as u16 + 1;
+    assert!(decode(bytes_of(&stack)).is_err());
+}
+
+#[test]
+fn the_small_records() {
+    let freed = CodeFreedRecord { header: header(tag::CODE_FREED, 0), code: 8 };
+    assert_eq!(decode(bytes_of(&freed)), Ok(Record::CodeFreed(Pid(42), CodeId(8))));
+    let loss = LossRecord { header: header(tag::LOSS, 0), time_ns: 1, dropped: 3 };
+    assert_eq!(decode(bytes_of(&loss)), Ok(Record::Loss { dropped: 3 }));
+    let exit = ProcessRecord { header: header(tag::PROCESS, process_kind::EXIT), time_ns: 1 };
+    let change = ProcessChange::Exit;
+    assert_eq!(decode(bytes_of(&exit)), Ok(Record::Process { pid: Pid(42), time_ns: 1, change }));
+    let lines = LinesRecord {
+        header: header(tag::LINES, 0),
+        code: 8,
+        offset: 1024,
+        filled: 3,
+        bytes: [1; LINES_CHUNK],
+    };
+    let Ok(Record::Lines(piece)) = decode(bytes_of(&lines)) else { panic!() };
+    assert_eq!((piece.offset, piece.bytes), (1024, vec![1, 1, 1]));
+    assert!(decode(bytes_of(&LinesRecord { filled: 1025, ..lines })).is_err());
+}
+
+#[test]
+fn what_is_unknown_is_named() {
+    let unknown = |event: MemoryEvent| decode(bytes_of(&event)).unwrap_err().to_string();
+    assert_eq!(unknown(MemoryEvent { probe: 99, ..event() }), "unknown probe `99`");
+    assert_eq!(unknown(MemoryEvent { kind: 77, ..event() }), "unknown memory kind `77`");
+    let other = RecordHeader { tag: 500, detail: 0, tgid: 1 };
+    assert_eq!(decode(bytes_of(&other)).unwrap_err().to_string(), "unknown record tag `500`");
+    assert_eq!(decode(&[1, 0]), Err(DecodeError::Short { tag: 0, length: 2 }));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_survived(
+        tag in 0..9u16,
+        detail in any::<u16>(),
+        mut bytes in prop::collection::vec(any::<u8>(), 0..4000),
+    ) {
+        if let Some(start) = bytes.get_mut(..4) {
+            start[..2].copy_from_slice(&tag.to_le_bytes());
+            start[2..].copy_from_slice(&detail.to_le_bytes());
+        }
+        let _ = decode(&bytes);
+    }
+}
