@@ -96,6 +96,12 @@ impl Talker {
         }
     }
 
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for its end.
     ///
     /// # Panics

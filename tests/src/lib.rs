@@ -6,7 +6,7 @@
 pub mod child;
 pub mod trace;
 
-use std::{env, path::PathBuf};
+use std::{env, ops::RangeInclusive, path::PathBuf};
 
 /// The sandbox's interpreter.
 ///
@@ -55,12 +55,12 @@ pub fn simulated_driver() -> PathBuf {
 
 /// Interpreters of other versions that this machine has: `(3.x, path)`, by version. Looked for with
 /// pyenv (`PYENV_ROOT`, else `~/.pyenv`), and by name on `PATH`.
-pub fn other_pythons() -> Vec<(String, PathBuf)> {
+pub fn other_pythons(minors: RangeInclusive<u8>) -> Vec<(String, PathBuf)> {
     let root = env::var_os("PYENV_ROOT")
         .map(PathBuf::from)
         .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".pyenv")));
     let mut found: Vec<(String, PathBuf)> = Vec::new();
-    for minor in 8..=14 {
+    for minor in minors {
         let prefix = format!("3.{minor}.");
         let versions = root.iter().filter_map(|root| std::fs::read_dir(root.join("versions")).ok());
         let mut paths: Vec<PathBuf> = versions

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use cudatrace_tests::{child::Talker, cudatrace, sandbox_python, workload};
+use cudatrace_tests::{
+    child::Talker, cudatrace, other_pythons, sandbox_python, simulated_driver, workload,
+};
 use serde_json::Value;
 
 fn run(args: &[&str]) -> Output {
@@ -34,12 +36,13 @@ fn leaking() -> Talker {
     talker
 }
 
-/// Programs of ours that the kernel has.
-fn our_programs() -> usize {
-    aya::programs::loaded_programs()
-        .filter_map(Result::ok)
-        .filter(|info| info.name_as_str().is_some_and(|name| name == "torch_report"))
-        .count()
+/// Programs, links and maps that the kernel has: by its own count, of everybody.
+fn kernel_objects() -> [usize; 3] {
+    use aya::{
+        maps::loaded_maps,
+        programs::{loaded_links, loaded_programs},
+    };
+    [loaded_programs().count(), loaded_links().count(), loaded_maps().count()]
 }
 
 #[test]
@@ -138,34 +141,143 @@ fn flamegraph_verb_writes_at_ctrl_c() {
     assert!(fs::read_to_string(&svg).unwrap().contains("step (leak.py:"));
 }
 
-#[test]
-fn a_second_tracer_is_refused_and_a_killed_one_leaves_nothing() {
-    let mut target = leaking();
-    let pid = target.pid().to_string();
-    let start = || {
-        let tracer = Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()).spawn();
-        thread::sleep(Duration::from_millis(1500));
-        tracer.unwrap()
+/// Every `bpf(BPF_MAP_CREATE)` fails as on a kernel that does not know the kind of map.
+fn without_ring_buffer(command: &mut Command) -> &mut Command {
+    const fn op(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    let install = || {
+        // struct seccomp_data: the call's number at 0, its first argument at 16.
+        let mut filter = [
+            op(LOAD, 0, 0, 0),
+            op(EQUAL, libc::SYS_bpf as u32, 0, 3),
+            op(LOAD, 16, 0, 0),
+            op(EQUAL, 0, 0, 1),
+            op(RETURN, libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32, 0, 0),
+            op(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: only system calls, on a program that is valid until the call returns.
+        let failed = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+                    != 0
+        };
+        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     };
-    let mut first = start();
-    assert_eq!(our_programs(), 1);
-    assert_refused(
-        &run(&["--pid", &pid]),
-        1,
-        &format!("already traced by cudatrace (pid {})", first.id()),
-    );
+    // SAFETY: the closure only makes system calls.
+    unsafe { command.pre_exec(install) }
+}
 
+#[test]
+fn a_kernel_without_ring_buffer_is_3() {
+    let target = leaking();
+    let mut command = Command::new(cudatrace());
+    command.args(["--pid", &target.pid().to_string()]);
+    let output = without_ring_buffer(&mut command).output().unwrap();
+    assert_refused(&output, 3, "has no BPF ring buffer; cudatrace needs Linux 5.15");
+}
+
+/// A version whose structures are not known: traced, but without names, and said so.
+#[test]
+fn an_unknown_python_is_traced_without_python_frames() {
+    let Some((_, python)) = other_pythons(7..=7).pop() else {
+        println!("skipped: no CPython 3.7 on this machine");
+        return;
+    };
+    let driver = simulated_driver();
+    let script = workload("stacks.py");
+    let mut target = Talker::python(&python, &script, &[driver.to_str().unwrap()], &[]);
+    assert_eq!(target.line()["ready"], true);
+    let tracer = Command::new(cudatrace())
+        .args(["--pid", &target.pid().to_string(), "--duration", "3s", "--format", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    target.say("go");
+    let output = tracer.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(stderr(&output).contains("CPython 3.7 is not supported"), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let site = &report["processes"][0]["sites"][0];
+    assert_eq!(site["frames"], Value::Array(Vec::new()));
+    assert!(site["total_blocks"].as_u64().unwrap() > 400, "{site}");
+    target.line();
+}
+
+#[test]
+fn a_second_tracer_is_refused() {
+    let target = leaking();
+    let pid = target.pid().to_string();
+    let mut first =
+        Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()).spawn().unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    let output = run(&["--pid", &pid]);
     first.kill().unwrap();
     first.wait().unwrap();
-    thread::sleep(Duration::from_millis(300));
-    assert_eq!(our_programs(), 0, "the kernel has dropped our programs");
+    let message = format!("already traced by cudatrace (pid {})", first.id());
+    assert_refused(&output, 1, &message);
+}
+
+/// `kill -9` of the tracer while four threads allocate as fast as they can.
+#[test]
+fn a_killed_tracer_leaves_nothing_behind() {
+    let args = ["--allocs", "100000000", "--quiet-points", "1"];
+    let mut target = Talker::python(
+        &sandbox_python(),
+        &workload("random_allocs.py"),
+        &args,
+        &[("CUDASIM_DEVICES", "2"), ("CUDASIM_MEMORY", "64G")],
+    );
+    assert_eq!(target.line()["ready"], true);
+    thread::sleep(Duration::from_secs(2));
+    let pid = target.pid().to_string();
+    let before = kernel_objects();
+    let mut tracer =
+        Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()).spawn().unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    let during = kernel_objects();
+    assert!(during.iter().zip(&before).all(|(now, then)| now > then), "{during:?} {before:?}");
+    tracer.kill().unwrap();
+    tracer.wait().unwrap();
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(kernel_objects(), before, "the kernel has dropped all that was ours");
     assert!(target.is_running(), "the target goes on");
 
     let output = run(&["--pid", &pid, "--duration", "1s", "--format", "json"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["tracer"]["exact"], true);
-    assert!(report["tracer"]["events"].as_u64().unwrap() > 0);
+    assert!(report["tracer"]["events"].as_u64().unwrap() > 10_000);
+    assert!(target.is_running());
+    target.kill();
+}
+
+/// Targets that end or replace themselves at any moment of attaching.
+#[test]
+fn a_target_may_vanish_at_any_moment() {
+    for delay in 0..12u64 {
+        let script = "import time; time.sleep(0.3)";
+        let path = simulated_driver();
+        let load = format!("import ctypes; ctypes.CDLL({:?}); {script}", path.to_str().unwrap());
+        let then = if delay % 2 == 0 {
+            ""
+        } else {
+            "; import os; os.execv('/bin/sleep', ['sleep', '0.2'])"
+        };
+        let mut python = Command::new(sandbox_python()).arg("-c").arg(load + then).spawn().unwrap();
+        thread::sleep(Duration::from_millis(200 + 15 * delay));
+        let output = run(&["--pid", &python.id().to_string(), "--duration", "2s"]);
+        python.wait().unwrap();
+        let text = stderr(&output);
+        assert!(matches!(output.status.code(), Some(0 | 4)), "{:?} {text}", output.status);
+        assert!(!text.contains("panicked"), "{text}");
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub enum SessionError {
         why: String,
     },
     /// It ended meanwhile.
-    #[error("process {0} ended while cudatrace was attaching")]
+    #[error("process {0} ended or replaced its program while cudatrace was attaching")]
     Vanished(Pid),
     /// Another tracer has it.
     #[error(transparent)]
@@ -121,7 +121,7 @@ impl Session {
 
     /// Attaches every probe of a process, then lets events of it through.
     fn add(&mut self, found: Found, lock: TraceLock) -> Result<(), SessionError> {
-        let Found { info, pidfd, python, python_gap, libraries } = found;
+        let Found { info, pidfd, python, python_gap, libraries, anchor } = found;
         let pid = info.pid;
         let unavailable = self.kernel.python_stacks_unavailable().map(ToString::to_string);
         let mut target = Target {
@@ -138,15 +138,16 @@ impl Session {
             attach_library(&mut self.kernel, &mut target, library);
         }
         attach_code_dealloc(&mut self.kernel, &mut target);
+        self.kernel.set_process(pid, &config(&target))?;
+        // From here on an exit or exec is an event; what happened before shows in the process itself.
+        if !process::is_same(pid, target.info.start_ticks) || !still_maps(pid, anchor) {
+            return Err(SessionError::Vanished(pid));
+        }
         if !target.coverage.iter().any(|entry| entry.attached) {
             let why = target.coverage.into_iter().find_map(|entry| entry.note);
             return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
         }
-        if !process::is_same(pid, target.info.start_ticks) {
-            return Err(SessionError::Vanished(pid));
-        }
         self.core.set_process(pid, facts(&target));
-        self.kernel.set_process(pid, &config(&target))?;
         self.targets.push(target);
         Ok(())
     }
@@ -267,6 +268,8 @@ struct Found {
     python: Option<PythonTarget>,
     python_gap: Option<String>,
     libraries: Vec<LibraryFile>,
+    /// The inode of the first file that it has mapped, its program: another after exec.
+    anchor: Option<u64>,
 }
 
 impl Found {
@@ -287,7 +290,9 @@ impl Found {
             Err(PythonError::Process(error)) => return Err(error.into()),
             Err(error) => (None, Some(error.to_string()), true),
         };
-        let mut libraries = library::mapped(&mapped_files(pid)?);
+        let files = mapped_files(pid)?;
+        let anchor = files.first().map(|file| file.inode);
+        let mut libraries = library::mapped(&files);
         let cuda = |libraries: &[LibraryFile]| {
             libraries.iter().any(|library| library.kind != LibraryKind::Loader)
         };
@@ -298,7 +303,7 @@ impl Found {
         if !cuda(&libraries) {
             return Err(SessionError::NoCuda(pid));
         }
-        Ok(Self { info, pidfd, python, python_gap, libraries })
+        Ok(Self { info, pidfd, python, python_gap, libraries, anchor })
     }
 }
 
@@ -364,6 +369,10 @@ fn config(target: &Target) -> ProcessConfig {
         },
         _ => ProcessConfig::default(),
     }
+}
+
+fn still_maps(pid: Pid, anchor: Option<u64>) -> bool {
+    mapped_files(pid).is_ok_and(|files| files.first().map(|file| file.inode) == anchor)
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {

@@ -99,8 +99,6 @@ pub struct PythonTarget {
     pub layout: PythonLayout,
     /// The function that frees code objects.
     pub code_dealloc: Function,
-    /// The installation's folder, from which `lib/python3.x` hangs.
-    pub executable: PathBuf,
 }
 
 /// A function in a mapped file.
@@ -143,8 +141,6 @@ pub fn find(pid: Pid) -> Result<PythonTarget, PythonError> {
         thread_state: source,
         layout: known.layout,
         code_dealloc,
-        executable: std::fs::read_link(format!("{}/{}/exe", super::process::PROC, pid.0))
-            .unwrap_or_default(),
     })
 }
 
@@ -373,6 +369,30 @@ mod tests {
         assert_eq!(minor_after("_ssl.cpython-38-x86_64-linux-gnu.so", ".cpython-3"), Some(8));
         assert_eq!(minor_after("python", "python3."), None);
         assert_eq!(minor_after("python3.x", "python3."), None);
+    }
+
+    /// A build whose structures differ in one field is refused by that field's name, not misread.
+    #[test]
+    fn other_structures_are_refused() {
+        let pid = Pid(std::process::id());
+        let memory = ProcessMemory::open(pid).unwrap();
+        for known in table::VERSIONS.iter().filter(|version| !version.debug_offsets.is_empty()) {
+            let identity =
+                Identity { minor: known.minor, micro: None, free_threaded: known.free_threaded };
+            let mut runtime = vec![0u64; 200];
+            for slot in known.debug_offsets {
+                runtime[usize::from(slot.position) / 8] = slot.expected.into();
+            }
+            let address = runtime.as_ptr() as u64;
+            assert!(check_debug_offsets(known, &identity, address, &memory).is_ok());
+            for slot in known.debug_offsets {
+                let index = usize::from(slot.position) / 8;
+                runtime[index] += 8;
+                let error = check_debug_offsets(known, &identity, address, &memory).unwrap_err();
+                assert!(error.to_string().contains(slot.name), "{error}");
+                runtime[index] -= 8;
+            }
+        }
     }
 
     #[test]
