@@ -3,6 +3,7 @@
 //! Everything here is `no_std`, allocates nothing and performs no I/O:
 //!
 //! - [`wire`]: the records that travel through the ring buffer;
+//! - [`calls`]: the CUDA driver's entry points, as data;
 //! - [`config`]: what user space tells the kernel half about a traced process;
 //! - [`counters`]: what the kernel half counts instead of losing silently;
 //! - [`python`]: CPython's structure offsets as data, and the frame walk. The walk is generic over
@@ -13,6 +14,7 @@
 
 #![no_std]
 
+pub mod calls;
 pub mod config;
 pub mod counters;
 pub mod python;

@@ -29,27 +29,23 @@ pub mod tag {
     pub const CODE_FREED: u16 = 7;
 }
 
-/// Which probe saw an event ([`MemoryEvent::probe`]).
+/// Which probe saw an event ([`MemoryEvent::probe`]): below [`crate::calls::MAX_CALLS`] the place of
+/// the driver's entry point in [`crate::calls::CALLS`].
 pub mod probe {
-    /// `cuMemAlloc_v2` of libcuda.
-    pub const CU_MEM_ALLOC: u8 = 1;
-    /// `cuMemFree_v2` of libcuda.
-    pub const CU_MEM_FREE: u8 = 2;
     /// `c10::reportMemoryUsageToProfiler` of PyTorch's libc10.
-    pub const TORCH_REPORT: u8 = 3;
+    pub const TORCH_REPORT: u8 = 200;
 }
 
-/// What happened ([`MemoryEvent::kind`]).
-pub mod memory_kind {
-    /// `address` was allocated with `size` bytes.
-    pub const ALLOC: u8 = 1;
-    /// `address` is about to be freed. A driver free is reported at the *entry* of the call, while
-    /// no other thread can be given the same address yet; `size` is 0 where the call has none.
-    pub const FREE: u8 = 2;
-    /// An allocation of `size` bytes failed with the error in `extra[0]`.
-    pub const ALLOC_FAILED: u8 = 3;
-    /// The free of `address` that this thread announced failed with the error in `extra[0]`.
-    pub const FREE_FAILED: u8 = 4;
+/// How far a call is ([`MemoryEvent::phase`]).
+pub mod phase {
+    /// It has succeeded. Everything that allocates is reported then, because only then the address
+    /// is known; nobody else can free it before.
+    pub const DONE: u8 = 1;
+    /// It has begun. Everything that frees is reported then, because once it is done another thread
+    /// may be given the address and report it first.
+    pub const BEGUN: u8 = 2;
+    /// It has failed with the error in `extra[0]`; if it was reported as begun, it did not happen.
+    pub const FAILED: u8 = 3;
 }
 
 /// What happened to a process (`detail` of a [`ProcessRecord`]).
@@ -108,20 +104,22 @@ pub struct MemoryEvent {
     pub tid: u32,
     /// One of [`probe`].
     pub probe: u8,
-    /// One of [`memory_kind`].
-    pub kind: u8,
+    /// One of [`phase`].
+    pub phase: u8,
     /// Bits of [`stack_flag`].
     pub flags: u8,
     /// CUDA device index; -1 when the probe cannot tell.
     pub device: i8,
-    /// Device address of the block.
+    /// Device address of the block; for driver calls as in [`crate::calls::op`].
     pub address: u64,
-    /// Size in bytes. For [`probe::TORCH_REPORT`]: the block size (rounded up by the allocator).
-    pub size: u64,
+    /// Size in bytes, 0 where the call has none. For [`probe::TORCH_REPORT`] the block size (rounded
+    /// up by the allocator), negative for a free.
+    pub size: i64,
     /// Id of the stack, or 0 for none (see `flags`).
     pub stack: u64,
     /// [`probe::TORCH_REPORT`]: bytes allocated and reserved on this device after the event, by
-    /// the allocator's own count. Driver probes: the `CUresult`, and the return address of the call.
+    /// the allocator's own count. Driver calls: the further value of [`crate::calls::op`], or the
+    /// `CUresult` of a failed call; and the return address.
     pub extra: [u64; 2],
 }
 

@@ -57,18 +57,16 @@ pub struct CodeKey {
 pub struct CallKey {
     /// Thread and process, as `bpf_get_current_pid_tgid` gives them.
     pub thread: u64,
-    /// One of [`tracer_common::wire::probe`].
-    pub probe: u64,
+    /// Its place in [`tracer_common::calls::CALLS`].
+    pub call: u64,
 }
 
 /// What the entry of a driver call saw.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// First argument: the out pointer of an allocation, the address of a free.
-    pub first: u64,
-    /// Bytes asked for.
-    pub size: u64,
+    /// The first arguments.
+    pub arguments: [u64; 5],
     /// Return address.
     pub caller: u64,
 }

@@ -9,7 +9,7 @@ use tracer_common::config::ProcessConfig;
 
 use crate::{
     aggregate::{Aggregator, Moment, ProcessFacts},
-    bpf::{Kernel, LoadError, LoadOptions},
+    bpf::{Kernel, LoadError, LoadOptions, Place},
     decode::{ProcessChange, Record, decode},
     discover::{
         library::{self, LibraryFile, LibraryKind},
@@ -73,6 +73,8 @@ struct Target {
     /// Libraries that have their probes.
     attached: HashSet<(LibraryKind, u64)>,
     coverage: Vec<Coverage>,
+    /// No driver was loaded when the trace began.
+    whole: bool,
     alive: bool,
 }
 
@@ -132,11 +134,10 @@ impl Session {
             python_gap: unavailable.or(python_gap),
             attached: HashSet::new(),
             coverage: Vec::new(),
+            whole: !libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped),
             alive: true,
         };
-        for library in &libraries {
-            attach_library(&mut self.kernel, &mut target, library);
-        }
+        attach_libraries(&mut self.kernel, &mut target, &libraries);
         attach_code_dealloc(&mut self.kernel, &mut target);
         self.kernel.set_process(pid, &config(&target))?;
         // From here on an exit or exec is an event; what happened before shows in the process itself.
@@ -225,14 +226,12 @@ impl Session {
             return;
         };
         let Ok(files) = mapped_files(pid) else { return };
-        let mut changed = false;
-        for library in library::mapped(&files) {
-            if !target.attached.contains(&(library.kind, library.inode)) {
-                attach_library(&mut self.kernel, target, &library);
-                changed = true;
-            }
-        }
-        if changed {
+        let new: Vec<LibraryFile> = library::mapped(&files)
+            .into_iter()
+            .filter(|library| !target.attached.contains(&(library.kind, library.inode)))
+            .collect();
+        if !new.is_empty() {
+            attach_libraries(&mut self.kernel, target, &new);
             self.update_coverage();
         }
     }
@@ -320,30 +319,38 @@ fn patient_find(pid: Pid) -> Result<PythonTarget, PythonError> {
     }
 }
 
-fn attach_library(kernel: &mut Kernel, target: &mut Target, library: &LibraryFile) {
-    let (sites, gaps) = plan::for_library(library);
-    target.coverage.extend(gaps);
-    for site in &sites {
-        attach_site(kernel, target, site);
+/// Attaches everything that libraries offer, and notes what they do not.
+fn attach_libraries(kernel: &mut Kernel, target: &mut Target, libraries: &[LibraryFile]) {
+    let mut sites = Vec::new();
+    for library in libraries {
+        let (found, gaps) = plan::for_library(library);
+        target.coverage.extend(gaps);
+        target.attached.insert((library.kind, library.inode));
+        sites.extend(found);
     }
-    target.attached.insert((library.kind, library.inode));
+    attach_sites(kernel, target, &sites);
 }
 
 fn attach_code_dealloc(kernel: &mut Kernel, target: &mut Target) {
     let Some(python) = &target.python else { return };
     match plan::for_code_dealloc(&python.code_dealloc) {
-        Ok(site) => attach_site(kernel, target, &site),
+        Ok(site) => attach_sites(kernel, target, &[site]),
         Err(gap) => target.coverage.push(gap),
     }
 }
 
-fn attach_site(kernel: &mut Kernel, target: &mut Target, site: &ProbeSite) {
-    let attached = site.programs.iter().try_for_each(|&program| {
-        kernel
-            .attach(program, &site.open_path, site.offset, target.info.pid)
-            .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
-    });
-    target.coverage.push(site.coverage(attached));
+/// Attaches all programs of all sites at once. Where one program of a site fails, the others stay:
+/// what they report is true, and the coverage says what is missing.
+fn attach_sites(kernel: &mut Kernel, target: &mut Target, sites: &[ProbeSite]) {
+    let places: Vec<Place> = sites.iter().flat_map(ProbeSite::places).collect();
+    let mut results = kernel.attach(&places, target.info.pid).into_iter();
+    for site in sites {
+        let results: Vec<_> = results.by_ref().take(site.programs.len()).collect();
+        let result = results
+            .into_iter()
+            .try_for_each(|result| result.map_err(|e| format!("{:#}", anyhow::Error::from(e))));
+        target.coverage.push(site.coverage(result));
+    }
 }
 
 fn facts(target: &Target) -> ProcessFacts {
@@ -354,6 +361,7 @@ fn facts(target: &Target) -> ProcessFacts {
         python_minor: target.python.as_ref().map(|python| python.minor),
         container: target.info.container.clone(),
         user: target.info.user.clone(),
+        whole: target.whole,
     }
 }
 

@@ -1,22 +1,21 @@
-//! The CUDA driver: `cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytes)` and
-//! `cuMemFree_v2(CUdeviceptr dptr)`.
-//!
-//! An allocation is reported when it returns, because only then is the address known; nobody else
-//! can free it before. A free is reported when it is *entered*, because once it is done another
-//! thread may be given the address and report it first; if it then fails, that is reported too.
+//! The CUDA driver: one pair of programs for every entry point, which the attach cookie names.
+//! [`tracer_common::calls`] says what each one's arguments mean and when it is reported. Attach
+//! cookies need kernel 5.15.
 
 use core::mem::offset_of;
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::bpf_ktime_get_ns,
+    bindings::pt_regs,
+    helpers::{bpf_ktime_get_ns, generated::bpf_get_attach_cookie},
     macros::{uprobe, uretprobe},
     programs::{ProbeContext, RetProbeContext},
 };
 use tracer_common::{
     ReadMem as _,
+    calls::{CallShape, MAX_CALLS, SHAPES, place, when},
     counters::Counters,
-    wire::{MemoryEvent, RecordHeader, memory_kind, probe, tag},
+    wire::{MemoryEvent, RecordHeader, phase, tag},
 };
 
 use crate::{
@@ -28,136 +27,150 @@ use crate::{
 };
 
 #[uprobe]
-pub fn cu_mem_alloc(ctx: ProbeContext) -> u32 {
-    let _ = try_alloc(&ctx);
+pub fn driver_entry(ctx: ProbeContext) -> u32 {
+    let _ = try_entry(&ctx);
     0
 }
 
 #[uretprobe]
-pub fn cu_mem_alloc_return(ctx: RetProbeContext) -> u32 {
-    let _ = try_alloc_return(&ctx);
-    0
-}
-
-#[uprobe]
-pub fn cu_mem_free(ctx: ProbeContext) -> u32 {
-    let _ = try_free(&ctx);
-    0
-}
-
-#[uretprobe]
-pub fn cu_mem_free_return(ctx: RetProbeContext) -> u32 {
-    let _ = try_free_return(&ctx);
+pub fn driver_return(ctx: RetProbeContext) -> u32 {
+    let _ = try_return(&ctx);
     0
 }
 
 #[inline(always)]
-fn try_alloc(ctx: &ProbeContext) -> Option<()> {
+fn try_entry(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
-    let call = Call { first: ctx.arg(0)?, size: ctx.arg(1)?, caller: caller(ctx) };
-    enter(&target, probe::CU_MEM_ALLOC, &call);
+    // SAFETY: the context is that of the program.
+    let index = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as usize & (MAX_CALLS - 1);
+    let shape = SHAPES[index];
+    // SAFETY: the context of a uprobe is the registers.
+    let registers = unsafe { &*ctx.as_ptr().cast::<pt_regs>() };
+    let call = Call {
+        arguments: [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8],
+        // Who called: valid because the probe sits where the stack is untouched.
+        caller: CurrentProcess.read_u64(registers.rsp).unwrap_or(0),
+    };
+    if shape.when != when::ENTRY_ONLY {
+        let key = CallKey { thread: target.thread, call: index as u64 };
+        if IN_FLIGHT.insert(key, call, 0).is_err() {
+            emit::count(offset_of!(Counters, inflight_full));
+        }
+    }
+    if shape.when != when::RETURN {
+        let phase = if shape.when == when::ENTRY { phase::BEGUN } else { phase::DONE };
+        report(&target, index, &shape, &call, phase, 0, Taken { id: 0, flags: 0 });
+    }
     Some(())
 }
 
 #[inline(always)]
-fn try_alloc_return(ctx: &RetProbeContext) -> Option<()> {
+fn try_return(ctx: &RetProbeContext) -> Option<()> {
     let target = Target::current()?;
-    let call = leave(&target, probe::CU_MEM_ALLOC)?;
+    // SAFETY: the context is that of the program.
+    let index = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as usize & (MAX_CALLS - 1);
+    let shape = SHAPES[index];
+    let key = CallKey { thread: target.thread, call: index as u64 };
+    let Some(call) = IN_FLIGHT.get_ptr(key) else {
+        emit::count(offset_of!(Counters, unpaired_returns));
+        return None;
+    };
+    // SAFETY: a map value of this thread's own call, copied before it is removed.
+    let call = unsafe { *call };
+    let _ = IN_FLIGHT.remove(key);
     let result: u64 = ctx.ret();
     let error = result as u32;
-    let address = if error == 0 { CurrentProcess.read_u64(call.first).unwrap_or(0) } else { 0 };
-    let kind = if error == 0 { memory_kind::ALLOC } else { memory_kind::ALLOC_FAILED };
-    let stack = stack::take(&target);
-    report(&target, probe::CU_MEM_ALLOC, kind, address, &call, error, stack);
-    Some(())
-}
-
-#[inline(always)]
-fn try_free(ctx: &ProbeContext) -> Option<()> {
-    let target = Target::current()?;
-    let call = Call { first: ctx.arg(0)?, size: 0, caller: caller(ctx) };
-    if call.first == 0 {
-        // Freeing null does nothing.
+    let phase = if error == 0 { phase::DONE } else { phase::FAILED };
+    if error == 0 && shape.when != when::RETURN {
+        // Reported at the entry, and it came true.
         return None;
     }
-    enter(&target, probe::CU_MEM_FREE, &call);
-    let none = Taken { id: 0, flags: 0 };
-    report(&target, probe::CU_MEM_FREE, memory_kind::FREE, call.first, &call, 0, none);
+    let stack = if shape.stack != 0 { stack::take(&target) } else { Taken { id: 0, flags: 0 } };
+    report(&target, index, &shape, &call, phase, error, stack);
     Some(())
-}
-
-#[inline(always)]
-fn try_free_return(ctx: &RetProbeContext) -> Option<()> {
-    let target = Target::current()?;
-    let call = leave(&target, probe::CU_MEM_FREE)?;
-    let result: u64 = ctx.ret();
-    if result as u32 != 0 {
-        let none = Taken { id: 0, flags: 0 };
-        let error = result as u32;
-        report(
-            &target,
-            probe::CU_MEM_FREE,
-            memory_kind::FREE_FAILED,
-            call.first,
-            &call,
-            error,
-            none,
-        );
-    }
-    Some(())
-}
-
-/// The return address: who called. Valid because the probe sits where the stack is untouched.
-#[inline(always)]
-fn caller(ctx: &ProbeContext) -> u64 {
-    // SAFETY: the context of a uprobe is the registers.
-    let stack_pointer = unsafe { (*ctx.as_ptr().cast::<aya_ebpf::bindings::pt_regs>()).rsp };
-    CurrentProcess.read_u64(stack_pointer).unwrap_or(0)
-}
-
-#[inline(always)]
-fn enter(target: &Target, probe: u8, call: &Call) {
-    let key = CallKey { thread: target.thread, probe: u64::from(probe) };
-    if IN_FLIGHT.insert(key, call, 0).is_err() {
-        emit::count(offset_of!(Counters, inflight_full));
-    }
-}
-
-#[inline(always)]
-fn leave(target: &Target, probe: u8) -> Option<Call> {
-    let key = CallKey { thread: target.thread, probe: u64::from(probe) };
-    // SAFETY: a map value of this thread's own call, copied before it is removed.
-    let call = IN_FLIGHT.get_ptr(key).map(|call| unsafe { *call });
-    if call.is_none() {
-        emit::count(offset_of!(Counters, unpaired_returns));
-    }
-    let _ = IN_FLIGHT.remove(key);
-    call
 }
 
 #[inline(always)]
 fn report(
     target: &Target,
-    probe: u8,
-    kind: u8,
-    address: u64,
+    index: usize,
+    shape: &CallShape,
     call: &Call,
+    phase: u8,
     error: u32,
     stack: Taken,
 ) {
+    let failed = phase == phase::FAILED;
+    // What a failed call would have written is not there.
+    let address = if failed && shape.when == when::RETURN { 0 } else { value(shape.address, call) };
+    let extra = if failed { u64::from(error) } else { value(shape.aux, call) };
     let event = MemoryEvent {
         header: RecordHeader { tag: tag::MEMORY, detail: 0, tgid: target.tgid() },
         // SAFETY: a helper without arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         tid: target.tid(),
-        probe,
-        kind,
+        probe: index as u8,
+        phase,
         flags: stack.flags,
         device: -1,
         address,
-        size: call.size,
+        size: value(shape.size, call) as i64,
         stack: stack.id,
-        extra: [u64::from(error), call.caller],
+        extra: [extra, call.caller],
     };
     emit::record(target.tgid(), Class::Event, &event);
+}
+
+/// The value at a [`place`]; 0 where it is not readable.
+#[inline(always)]
+fn value(at: u8, call: &Call) -> u64 {
+    let argument = argument(at & 0xf, call);
+    match at & 0xf0 {
+        place::ARGUMENT => argument,
+        place::OUT => CurrentProcess.read_u64(argument).unwrap_or(0),
+        place::OUT32 => CurrentProcess.read_u32(argument).unwrap_or(0).into(),
+        // struct { type, handle types, location { type, id } }: the device is the fourth int.
+        place::PROPERTY_DEVICE => CurrentProcess.read_u32(argument + 12).unwrap_or(0).into(),
+        // struct { width, height, format, channels }.
+        place::ARRAY => extent(argument, 2),
+        // struct { width, height, depth, format, channels, flags }.
+        place::ARRAY_3D => extent(argument, 3),
+        place::PITCHED => {
+            let pitch = CurrentProcess.read_u64(call.arguments[1]).unwrap_or(0);
+            pitch.wrapping_mul(call.arguments[3])
+        }
+        _ => 0,
+    }
+}
+
+#[inline(always)]
+fn argument(number: u8, call: &Call) -> u64 {
+    match number {
+        0 => call.arguments[0],
+        1 => call.arguments[1],
+        2 => call.arguments[2],
+        3 => call.arguments[3],
+        _ => call.arguments[4],
+    }
+}
+
+/// Bytes of an array: its dimensions (0 means unused) times channels times the size of its format.
+/// The driver may pad it, so this is a lower bound.
+#[inline(always)]
+fn extent(descriptor: u64, dimensions: u64) -> u64 {
+    let mut bytes = 1u64;
+    for index in 0..3 {
+        if index < dimensions {
+            let length = CurrentProcess.read_u64(descriptor + 8 * index).unwrap_or(0);
+            bytes = bytes.wrapping_mul(if length == 0 { 1 } else { length });
+        }
+    }
+    let rest = descriptor + 8 * dimensions;
+    let width = match CurrentProcess.read_u32(rest).unwrap_or(0) {
+        0x02 | 0x09 | 0x10 => 2,
+        0x03 | 0x0a | 0x20 => 4,
+        _ => 1,
+    };
+    let channels = CurrentProcess.read_u32(rest + 4).unwrap_or(1);
+    bytes.wrapping_mul(width).wrapping_mul(channels.into())
 }

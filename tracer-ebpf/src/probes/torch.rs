@@ -6,7 +6,7 @@
 //! totals are those after the event. Same mangled name from 2.0.1 to 2.15. A single entry probe.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::uprobe, programs::ProbeContext};
-use tracer_common::wire::{MemoryEvent, RecordHeader, memory_kind, probe, tag};
+use tracer_common::wire::{MemoryEvent, RecordHeader, phase, probe, tag};
 
 use crate::{
     emit::{self, Class},
@@ -30,7 +30,6 @@ fn try_report(ctx: &ProbeContext) -> Option<()> {
     if device as u8 != DEVICE_TYPE_CUDA {
         return None;
     }
-    let signed: i64 = ctx.arg(1)?;
     let stack = stack::take(&target);
     let event = MemoryEvent {
         header: RecordHeader { tag: tag::MEMORY, detail: 0, tgid: target.tgid() },
@@ -38,11 +37,11 @@ fn try_report(ctx: &ProbeContext) -> Option<()> {
         time_ns: unsafe { bpf_ktime_get_ns() },
         tid: target.tid(),
         probe: probe::TORCH_REPORT,
-        kind: if signed < 0 { memory_kind::FREE } else { memory_kind::ALLOC },
+        phase: phase::DONE,
         flags: stack.flags,
         device: (device >> 8) as i8,
         address: ctx.arg(0)?,
-        size: signed.unsigned_abs(),
+        size: ctx.arg(1)?,
         stack: stack.id,
         extra: [ctx.arg(2)?, ctx.arg(3)?],
     };

@@ -32,6 +32,8 @@ pub struct ProcessFacts {
     pub container: Option<String>,
     /// Its user.
     pub user: Option<String>,
+    /// Whether it had no CUDA driver loaded when the trace began.
+    pub whole: bool,
 }
 
 /// When a snapshot is made.
@@ -74,12 +76,11 @@ impl Aggregator {
         match self.processes.get_mut(&pid) {
             Some(process) => process.facts = facts,
             None => {
-                let process = Process {
-                    facts,
-                    ledger: Ledger::default(),
-                    state: ProcessState::Running,
-                    exit: None,
-                };
+                let mut ledger = Ledger::default();
+                if facts.whole {
+                    ledger.note_whole();
+                }
+                let process = Process { facts, ledger, state: ProcessState::Running, exit: None };
                 self.processes.insert(pid, process);
             }
         }
@@ -208,7 +209,10 @@ impl Aggregator {
             state: process.state,
             exit: process.exit.clone(),
             devices: process.ledger.devices(),
-            host: HostSnapshot { pinned_bytes: None },
+            host: HostSnapshot {
+                pinned_bytes: Some(process.ledger.pinned_bytes()),
+                imported: process.ledger.imported(),
+            },
             sites: self.sites(&process.ledger, seconds),
             cells: Vec::new(),
             failures: failures.collect(),
@@ -248,6 +252,7 @@ impl Aggregator {
             live_blocks: totals.live_blocks,
             total_bytes: totals.total_bytes,
             total_blocks: totals.total_blocks,
+            pooled_bytes: totals.pooled_bytes,
             peak_bytes: totals.peak_bytes(),
             first_seen_s: seconds(totals.first_ns),
             last_seen_s: seconds(totals.last_ns),

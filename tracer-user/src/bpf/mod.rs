@@ -5,18 +5,27 @@
 
 mod error;
 
-use std::{num::NonZeroU32, path::Path};
+use std::{
+    error::Error,
+    num::NonZeroU32,
+    panic::resume_unwind,
+    path::{Path, PathBuf},
+    thread,
+};
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, MapData, PerCpuArray, RingBuf},
-    programs::{RawTracePoint, UProbe, uprobe::UProbeScope},
+    programs::{
+        RawTracePoint, UProbe,
+        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
+    },
 };
 use tracer_common::{config::ProcessConfig, counters::Counters};
 
 pub use self::error::{AttachError, LoadError};
 use crate::{
-    model::Pid,
+    model::{DriverCall, Pid},
     sys::btf::{self, BtfError},
 };
 
@@ -32,14 +41,10 @@ const COUNTERS_SIZE: usize = size_of::<Counters>();
 /// functions in `tracer-ebpf/src/probes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Program {
-    /// Entry of `cuMemAlloc_v2`.
-    CuMemAlloc,
+    /// Entry of a call of the CUDA driver.
+    DriverEntry(DriverCall),
     /// Its return.
-    CuMemAllocReturn,
-    /// Entry of `cuMemFree_v2`.
-    CuMemFree,
-    /// Its return.
-    CuMemFreeReturn,
+    DriverReturn(DriverCall),
     /// PyTorch's report hook.
     TorchReport,
     /// CPython's `code_dealloc`.
@@ -48,26 +53,26 @@ pub enum Program {
     LibrariesChanged,
 }
 
-impl Program {
-    const ALL: [Self; 7] = [
-        Self::CuMemAlloc,
-        Self::CuMemAllocReturn,
-        Self::CuMemFree,
-        Self::CuMemFreeReturn,
-        Self::TorchReport,
-        Self::CodeDealloc,
-        Self::LibrariesChanged,
-    ];
+/// The names of all programs on functions.
+const UPROBES: [&str; 5] =
+    ["driver_entry", "driver_return", "torch_report", "code_dealloc", "libraries_changed"];
 
+impl Program {
     const fn name(self) -> &'static str {
         match self {
-            Self::CuMemAlloc => "cu_mem_alloc",
-            Self::CuMemAllocReturn => "cu_mem_alloc_return",
-            Self::CuMemFree => "cu_mem_free",
-            Self::CuMemFreeReturn => "cu_mem_free_return",
+            Self::DriverEntry(_) => "driver_entry",
+            Self::DriverReturn(_) => "driver_return",
             Self::TorchReport => "torch_report",
             Self::CodeDealloc => "code_dealloc",
             Self::LibrariesChanged => "libraries_changed",
+        }
+    }
+
+    /// What the program is told at each hit: which call it is.
+    fn cookie(self) -> Option<u64> {
+        match self {
+            Self::DriverEntry(call) | Self::DriverReturn(call) => Some(call.index().into()),
+            _ => None,
         }
     }
 }
@@ -94,6 +99,7 @@ impl Default for LoadOptions {
 /// The loaded kernel half.
 pub struct Kernel {
     ebpf: Ebpf,
+    links: Vec<UProbeLink>,
     events: RingBuf<MapData>,
     processes: HashMap<MapData, u32, [u8; CONFIG_SIZE]>,
     counters: PerCpuArray<MapData, [u8; COUNTERS_SIZE]>,
@@ -125,9 +131,9 @@ impl Kernel {
         let events = RingBuf::try_from(take("EVENTS")?).map_err(LoadError::map)?;
         let processes = HashMap::try_from(take("PROCESSES")?).map_err(LoadError::map)?;
         let counters = PerCpuArray::try_from(take("COUNTERS")?).map_err(LoadError::map)?;
-        let mut kernel = Self { ebpf, events, processes, counters, log, fsbase };
-        for program in Program::ALL {
-            kernel.uprobe(program)?.load().map_err(|e| LoadError::program(program.name(), e))?;
+        let mut kernel = Self { ebpf, links: Vec::new(), events, processes, counters, log, fsbase };
+        for name in UPROBES {
+            kernel.uprobe(name)?.load().map_err(|e| LoadError::program(name, e))?;
         }
         for (name, tracepoint) in TRACEPOINTS {
             let program: &mut RawTracePoint = kernel
@@ -141,11 +147,11 @@ impl Kernel {
         Ok(kernel)
     }
 
-    fn uprobe(&mut self, program: Program) -> Result<&mut UProbe, LoadError> {
+    fn uprobe(&mut self, name: &'static str) -> Result<&mut UProbe, LoadError> {
         self.ebpf
-            .program_mut(program.name())
+            .program_mut(name)
             .and_then(|program| program.try_into().ok())
-            .ok_or(LoadError::Object(program.name()))
+            .ok_or(LoadError::Object(name))
     }
 
     /// Why Python stacks cannot be taken on this kernel, if so.
@@ -153,25 +159,26 @@ impl Kernel {
         self.fsbase.as_ref().err()
     }
 
-    /// Attaches a program to the file `path` at `offset`, for one process. The file need not be
-    /// mapped yet: the probe is there from its first mapping on.
-    ///
-    /// # Errors
-    ///
-    /// [`AttachError`] with the kernel's reason.
-    pub fn attach(
-        &mut self,
-        program: Program,
-        path: &Path,
-        offset: u64,
-        pid: Pid,
-    ) -> Result<(), AttachError> {
-        let error = |source| AttachError { path: path.to_owned(), offset, source };
-        let scope = NonZeroU32::new(pid.0).map(UProbeScope::OneProcess);
-        let scope = scope.ok_or_else(|| error("pid 0".into()))?;
-        let uprobe = self.uprobe(program).map_err(|e| error(e.to_string().into()))?;
-        uprobe.attach(offset, path, scope).map_err(|e| error(e.into()))?;
-        Ok(())
+    /// Attaches programs to places in files, for one process, and says of each how it went. A file need
+    /// not be mapped yet: the probe is there from its first mapping on.
+    pub fn attach(&mut self, places: &[Place], pid: Pid) -> Vec<Result<(), AttachError>> {
+        let Some(scope) = NonZeroU32::new(pid.0).map(UProbeScope::OneProcess) else {
+            return places.iter().map(|place| Err(place.error("pid 0"))).collect();
+        };
+        let prepared: Vec<_> = places.iter().map(|place| (place, self.handle(place))).collect();
+        // The kernel waits for a grace period at each; threads wait for the same one.
+        let results = in_parallel(prepared, |(place, handle)| attach_one(place, handle?, scope));
+        results.into_iter().map(|result| result.map(|link| self.links.push(link))).collect()
+    }
+
+    /// Another handle to a loaded program, so that several threads can attach it.
+    fn handle(&mut self, place: &Place) -> Result<UProbe, AttachError> {
+        let name = place.program.name();
+        let program = self.uprobe(name).map_err(|e| place.error(e))?;
+        let kind = program.kind();
+        let info = program.info().map_err(|e| place.error(e))?;
+        // SAFETY: the program is one of ours, and of the kind that it was loaded as.
+        unsafe { UProbe::from_program_info(info, name.into(), kind) }.map_err(|e| place.error(e))
     }
 
     /// Starts, or changes, the tracing of a process.
@@ -218,6 +225,65 @@ impl Kernel {
         }
         Ok(sum)
     }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // Each takes a grace period of the kernel's.
+        in_parallel(std::mem::take(&mut self.links), drop);
+    }
+}
+
+/// A program and where to attach it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The program.
+    pub program: Program,
+    /// The file.
+    pub path: PathBuf,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+impl Place {
+    fn error(&self, source: impl Into<Box<dyn Error + Send + Sync>>) -> AttachError {
+        AttachError { path: self.path.clone(), offset: self.offset, source: source.into() }
+    }
+}
+
+fn attach_one(
+    place: &Place,
+    mut program: UProbe,
+    scope: UProbeScope,
+) -> Result<UProbeLink, AttachError> {
+    let point = UProbeAttachPoint {
+        location: UProbeAttachLocation::AbsoluteOffset(place.offset),
+        cookie: place.program.cookie(),
+    };
+    let link = program.attach(point, &place.path, scope).map_err(|e| place.error(e))?;
+    program.take_link(link).map_err(|e| place.error(e))
+}
+
+/// Threads that wait for the kernel.
+const WORKERS: usize = 32;
+
+/// Runs `work` on every item, on many threads, and returns the results in order.
+fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let size = items.len().div_ceil(WORKERS).max(1);
+    let mut items = items.into_iter();
+    let chunks = std::iter::from_fn(|| {
+        let chunk: Vec<T> = items.by_ref().take(size).collect();
+        (!chunk.is_empty()).then_some(chunk)
+    });
+    thread::scope(|scope| {
+        let threads: Vec<_> = chunks
+            .map(|chunk| scope.spawn(|| chunk.into_iter().map(&work).collect::<Vec<R>>()))
+            .collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
 }
 
 /// Kernels before 5.11 charge maps to `RLIMIT_MEMLOCK`. Where it cannot be raised and is needed,

@@ -125,10 +125,12 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     for file in plan.files {
         file.write(&snapshot, &options)?;
     }
-    match plan.standard_output {
-        Some(format) => output::print(&snapshot, format, &options),
-        None => Ok(()),
+    if let Some(format) = plan.standard_output {
+        output::print(&snapshot, format, &options)?;
     }
+    // The kernel takes some time for each probe (docs/overhead.md); the target is not held up.
+    eprintln!("cudatrace: detaching");
+    Ok(())
 }
 
 fn numbers(pids: &[u32]) -> String {

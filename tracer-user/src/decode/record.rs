@@ -4,14 +4,14 @@ use bytemuck::Pod;
 use thiserror::Error;
 use tracer_common::wire::{
     CodeFreedRecord, CodeRecord, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent, ProcessRecord,
-    RecordHeader, StackFrame as WireFrame, StackRecord, memory_kind, probe, process_kind,
-    stack_flag, tag,
+    RecordHeader, StackFrame as WireFrame, StackRecord, phase, probe, process_kind, stack_flag,
+    tag,
 };
 
 use super::string::{Kept, text};
 use crate::model::{
-    AllocationEvent, AllocatorTotals, CodeId, Device, DeviceAddress, EventKind, Pid, Probe,
-    StackId, StackRef, Tid,
+    AllocationEvent, AllocatorTotals, CodeId, Device, DeviceAddress, DriverCall, EventKind, Phase,
+    Pid, PoolFacts, StackId, StackRef, Tid,
 };
 
 /// A record that cannot be decoded: the two halves disagree on the ABI.
@@ -186,22 +186,26 @@ fn read<T: Pod>(bytes: &[u8], tag: u16) -> Result<T, DecodeError> {
 }
 
 fn memory(event: &MemoryEvent) -> Result<AllocationEvent, DecodeError> {
-    let probe = match event.probe {
-        probe::CU_MEM_ALLOC => Probe::CuMemAlloc,
-        probe::CU_MEM_FREE => Probe::CuMemFree,
-        probe::TORCH_REPORT => Probe::TorchReport,
-        value => return Err(DecodeError::Unknown { what: "probe", value: value.into() }),
+    let kind = if event.probe == probe::TORCH_REPORT {
+        let device = u8::try_from(event.device)
+            .ok()
+            .ok_or(DecodeError::Unknown { what: "device", value: event.device as u16 })?;
+        let facts = PoolFacts {
+            device: Device(device),
+            totals: AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] },
+        };
+        if event.size < 0 { EventKind::PoolFree(facts) } else { EventKind::PoolAlloc(facts) }
+    } else {
+        let call = DriverCall::new(event.probe)
+            .ok_or(DecodeError::Unknown { what: "probe", value: event.probe.into() })?;
+        let phase = match event.phase {
+            phase::DONE => Phase::Done,
+            phase::BEGUN => Phase::Begun,
+            phase::FAILED => Phase::Failed(event.extra[0] as u32),
+            value => return Err(DecodeError::Unknown { what: "phase", value: value.into() }),
+        };
+        EventKind::Driver { call, phase, aux: event.extra[0] }
     };
-    let error = event.extra[0] as u32;
-    let kind = match event.kind {
-        memory_kind::ALLOC => EventKind::Alloc,
-        memory_kind::FREE => EventKind::Free,
-        memory_kind::ALLOC_FAILED => EventKind::AllocFailed(error),
-        memory_kind::FREE_FAILED => EventKind::FreeFailed(error),
-        value => return Err(DecodeError::Unknown { what: "memory kind", value: value.into() }),
-    };
-    let totals = (probe == Probe::TorchReport)
-        .then_some(AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] });
     let stack = if event.stack != 0 {
         StackRef::Id(StackId(event.stack))
     } else if event.flags & stack_flag::NO_PYTHON != 0 {
@@ -209,17 +213,19 @@ fn memory(event: &MemoryEvent) -> Result<AllocationEvent, DecodeError> {
     } else {
         StackRef::NotTaken
     };
+    let size = match kind {
+        // Unsigned in the driver's interface.
+        EventKind::Driver { .. } => event.size as u64,
+        _ => event.size.unsigned_abs(),
+    };
     Ok(AllocationEvent {
         time_ns: event.time_ns,
         pid: Pid(event.header.tgid),
         tid: Tid(event.tid),
-        probe,
         kind,
-        device: u8::try_from(event.device).ok().map(Device),
         address: DeviceAddress(event.address),
-        size: event.size,
+        size,
         stack,
-        totals,
     })
 }
 

@@ -4,12 +4,15 @@ use bytemuck::bytes_of;
 use proptest::prelude::*;
 use tracer_common::wire::{
     CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent,
-    ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, WireString, memory_kind,
-    probe, process_kind, stack_flag, tag,
+    ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, WireString, phase, probe,
+    process_kind, stack_flag, tag,
 };
 
 use super::*;
-use crate::model::{AllocatorTotals, CodeId, Device, EventKind, Pid, Probe, StackId, StackRef};
+use crate::model::{
+    AllocatorTotals, CodeId, Device, DriverCall, EventKind, Phase, Pid, PoolFacts, StackId,
+    StackRef,
+};
 
 fn header(tag: u16, detail: u16) -> RecordHeader {
     RecordHeader { tag, detail, tgid: 42 }
@@ -21,7 +24,7 @@ fn event() -> MemoryEvent {
         time_ns: 5,
         tid: 43,
         probe: probe::TORCH_REPORT,
-        kind: memory_kind::ALLOC,
+        phase: phase::DONE,
         flags: 0,
         device: 1,
         address: 0x7000,
@@ -55,26 +58,32 @@ fn string<const N: usize>(text: &str, width: usize) -> WireString<N> {
 
 #[test]
 fn an_event_of_pytorch_has_device_and_totals() {
-    let event = memory(&event());
-    assert_eq!(event.device, Some(Device(1)));
-    assert_eq!(event.totals, Some(AllocatorTotals { allocated: 1024, reserved: 2048 }));
-    assert_eq!((event.probe, event.kind), (Probe::TorchReport, EventKind::Alloc));
-    assert_eq!(event.stack, StackRef::Id(StackId(9)));
+    let facts = PoolFacts {
+        device: Device(1),
+        totals: AllocatorTotals { allocated: 1024, reserved: 2048 },
+    };
+    let alloc = memory(&event());
+    assert_eq!((alloc.kind, alloc.size), (EventKind::PoolAlloc(facts), 512));
+    assert_eq!(alloc.stack, StackRef::Id(StackId(9)));
+    let free = memory(&MemoryEvent { size: -512, ..event() });
+    assert_eq!((free.kind, free.size), (EventKind::PoolFree(facts), 512));
 }
 
 #[test]
-fn an_event_of_the_driver_has_neither_but_an_error() {
+fn an_event_of_the_driver_has_its_call_and_error() {
+    let call = DriverCall::by_symbol("cuMemHostAlloc").unwrap();
+    let index =
+        tracer_common::calls::CALLS.iter().position(|c| c.symbol == "cuMemHostAlloc").unwrap();
     let event = memory(&MemoryEvent {
-        probe: probe::CU_MEM_ALLOC,
-        kind: memory_kind::ALLOC_FAILED,
+        probe: index as u8,
+        phase: phase::FAILED,
         device: -1,
         stack: 0,
         flags: stack_flag::NO_PYTHON,
         extra: [2, 0xffff],
         ..event()
     });
-    assert_eq!((event.device, event.totals), (None, None));
-    assert_eq!(event.kind, EventKind::AllocFailed(2));
+    assert_eq!(event.kind, EventKind::Driver { call, phase: Phase::Failed(2), aux: 2 });
     assert_eq!(event.stack, StackRef::NoPython);
 }
 
@@ -150,7 +159,7 @@ fn the_small_records() {
 fn what_is_unknown_is_named() {
     let unknown = |event: MemoryEvent| decode(bytes_of(&event)).unwrap_err().to_string();
     assert_eq!(unknown(MemoryEvent { probe: 99, ..event() }), "unknown probe `99`");
-    assert_eq!(unknown(MemoryEvent { kind: 77, ..event() }), "unknown memory kind `77`");
+    assert_eq!(unknown(MemoryEvent { probe: 0, phase: 77, ..event() }), "unknown phase `77`");
     let other = RecordHeader { tag: 500, detail: 0, tgid: 1 };
     assert_eq!(decode(bytes_of(&other)).unwrap_err().to_string(), "unknown record tag `500`");
     assert_eq!(decode(&[1, 0]), Err(DecodeError::Short { tag: 0, length: 2 }));

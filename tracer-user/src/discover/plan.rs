@@ -8,7 +8,10 @@ use super::{
     library::{LibraryFile, LibraryKind},
     python::Function,
 };
-use crate::{bpf::Program, model::Coverage};
+use crate::{
+    bpf::{Place, Program},
+    model::{Coverage, DriverCall},
+};
 
 /// A place to attach one or more programs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,15 @@ pub struct ProbeSite {
 }
 
 impl ProbeSite {
+    /// Each of its programs, and where it goes.
+    pub fn places(&self) -> impl Iterator<Item = Place> {
+        self.programs.iter().map(|&program| Place {
+            program,
+            path: self.open_path.clone(),
+            offset: self.offset,
+        })
+    }
+
     /// The entry in a report, given how the attachment went.
     pub fn coverage(&self, result: Result<(), String>) -> Coverage {
         Coverage {
@@ -43,16 +55,22 @@ impl ProbeSite {
 pub const CODE_DEALLOC: &str = "PyCode_Type.tp_dealloc";
 
 /// Functions of interest by library.
-fn functions(kind: LibraryKind) -> &'static [(&'static str, &'static [Program])] {
+fn functions(kind: LibraryKind) -> Vec<(&'static str, Vec<Program>)> {
     match kind {
-        LibraryKind::Driver => &[
-            ("cuMemAlloc_v2", &[Program::CuMemAlloc, Program::CuMemAllocReturn]),
-            ("cuMemFree_v2", &[Program::CuMemFree, Program::CuMemFreeReturn]),
-        ],
-        LibraryKind::TorchC10 => {
-            &[("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", &[Program::TorchReport])]
-        }
-        LibraryKind::Loader => &[("_dl_debug_state", &[Program::LibrariesChanged])],
+        LibraryKind::Driver => DriverCall::all()
+            .map(|call| {
+                let mut programs = vec![Program::DriverEntry(call)];
+                if call.is_followed() {
+                    programs.push(Program::DriverReturn(call));
+                }
+                (call.symbol(), programs)
+            })
+            .collect(),
+        LibraryKind::TorchC10 => vec![(
+            "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+            vec![Program::TorchReport],
+        )],
+        LibraryKind::Loader => vec![("_dl_debug_state", vec![Program::LibrariesChanged])],
     }
 }
 
@@ -74,14 +92,19 @@ pub fn for_library(library: &LibraryFile) -> (Vec<ProbeSite>, Vec<Coverage>) {
         }
     };
     let (mut sites, mut gaps) = (Vec::new(), Vec::new());
-    for (name, programs) in wanted {
+    for (name, programs) in &wanted {
         let Some(symbol) = elf.symbol(name) else {
-            gaps.push(missing(name, "the library does not export it".to_owned()));
+            let why = match library.kind {
+                // The table has every version's entry points, and no version has them all.
+                LibraryKind::Driver => Coverage::ABSENT,
+                _ => "the library does not export it",
+            };
+            gaps.push(missing(name, why.to_owned()));
             continue;
         };
         match site(&elf, symbol.address, library.mapped) {
             Some((offset, note)) => sites.push(ProbeSite {
-                programs: programs.to_vec(),
+                programs: programs.clone(),
                 library: library.path.clone(),
                 open_path: library.open_path.clone(),
                 symbol: (*name).to_owned(),

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::VecDeque};
 
-use crate::model::{AllocationEvent, StackIndex};
+use crate::model::{AllocationEvent, DriverCall, StackIndex};
 
 /// Failures that are kept; older ones are only counted.
 const KEPT: usize = 1000;
@@ -30,14 +30,20 @@ pub struct Failures {
 }
 
 impl Failures {
-    pub(super) fn add(&mut self, event: &AllocationEvent, error: u32, stack: StackIndex) {
+    pub(super) fn add(
+        &mut self,
+        event: &AllocationEvent,
+        call: DriverCall,
+        error: u32,
+        stack: StackIndex,
+    ) {
         if self.last.len() == KEPT {
             self.last.pop_front();
         }
         self.count += 1;
         self.last.push_back(Failure {
             time_ns: event.time_ns,
-            call: event.probe.call(),
+            call: call.symbol(),
             bytes: event.size,
             error,
             stack,

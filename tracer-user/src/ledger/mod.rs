@@ -1,37 +1,54 @@
 //! Who holds what: two levels that reconcile. Pure.
 //!
-//! The driver level counts what `cuMemAlloc_v2` handed out; the pool level counts the blocks that a
-//! pool cut out of it. They are never added up. A driver allocation belongs to a pool as soon as one
-//! of the pool's blocks is seen inside it: it is then a *segment* of that pool, on the block's device.
+//! The driver level counts what the CUDA driver handed out; the pool level counts the blocks that a
+//! pool cut out of it. They are never added up. Driver memory belongs to a pool as soon as one of the
+//! pool's blocks is seen inside it: it is then a *segment* of that pool, on the block's device.
 //!
 //! At every event that carries the pool's own totals,
 //! `allocated = before attach + live + lost` is checked; the totals win.
 
+mod contexts;
 mod driver;
 mod failure;
 mod pool;
 mod sites;
+mod virtual_memory;
 
 use std::collections::BTreeMap;
 
-use self::driver::Driver;
+use tracer_common::calls::op;
+
+use self::{
+    contexts::Contexts,
+    driver::{Announced, Block, Driver, Memory},
+    virtual_memory::VirtualMemory,
+};
 pub use self::{
     failure::{Failures, error_name},
     pool::Pool,
     sites::{SiteKey, SiteTotals, Sites},
 };
 use crate::model::{
-    AllocatedReserved, AllocationEvent, Device, DeviceSnapshot, EventKind, Level, StackIndex,
+    AllocatedReserved, AllocationEvent, Device, DeviceSnapshot, DriverCall, EventKind, Level,
+    Phase, PoolFacts, StackIndex,
 };
 
 /// The ledger of one process.
 #[derive(Debug, Default)]
 pub struct Ledger {
+    contexts: Contexts,
     driver: Driver,
+    memory: VirtualMemory,
     pools: BTreeMap<Device, Pool>,
     sites: Sites,
     failures: Failures,
     accuracy: Accuracy,
+    /// Bytes that the driver handed out, by device.
+    driver_bytes: BTreeMap<Option<Device>, u64>,
+    /// Bytes of page-locked host memory.
+    pinned_bytes: u64,
+    /// Memory of other processes that this one has opened and not closed.
+    imported: u64,
 }
 
 /// What keeps the numbers from being exact.
@@ -46,16 +63,20 @@ pub struct Accuracy {
 }
 
 impl Ledger {
+    /// The driver was not loaded when the trace began: every retain of a context is seen, so the
+    /// last release is known to destroy it.
+    pub fn note_whole(&mut self) {
+        self.contexts.note_whole();
+    }
+
     /// Takes an event, whose stack is `stack`.
     pub fn apply(&mut self, event: &AllocationEvent, stack: StackIndex) {
-        match (event.probe.level(), event.kind) {
-            (_, EventKind::AllocFailed(error)) => self.failures.add(event, error, stack),
-            (Level::Driver, EventKind::Alloc) => self.driver_alloc(event, stack),
-            (Level::Driver, EventKind::Free) => self.driver_free(event),
-            (Level::Driver, EventKind::FreeFailed(_)) => self.driver_free_failed(event),
-            (Level::Pytorch, EventKind::Alloc | EventKind::Free) => self.pool_event(event, stack),
-            // A pool's free cannot fail.
-            (Level::Pytorch, EventKind::FreeFailed(_)) => {}
+        match event.kind {
+            EventKind::Driver { call, phase, aux } => {
+                self.driver_event(event, call, phase, aux, stack)
+            }
+            EventKind::PoolAlloc(facts) => self.pool_event(event, &facts, Some(stack)),
+            EventKind::PoolFree(facts) => self.pool_event(event, &facts, None),
         }
     }
 
@@ -79,104 +100,248 @@ impl Ledger {
         &self.failures
     }
 
-    /// Driver allocations that are no pool's: bytes and blocks.
-    pub fn unclaimed_driver_bytes(&self) -> u64 {
-        self.driver.unclaimed_bytes()
+    /// Bytes of page-locked host memory allocated or registered since attach.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned_bytes
+    }
+
+    /// Memory of other processes that is open here: number of handles and pointers.
+    pub fn imported(&self) -> u64 {
+        self.imported
     }
 
     /// Every device by index; last, if there is any, driver memory whose device is not known.
     pub fn devices(&self) -> Vec<DeviceSnapshot> {
-        let mut devices: Vec<DeviceSnapshot> =
-            self.pools.iter().map(|(&device, pool)| pool.snapshot(device)).collect();
-        if self.driver.unclaimed_bytes() > 0 {
-            devices.push(DeviceSnapshot {
-                index: None,
-                driver_bytes: self.driver.unclaimed_bytes(),
-                reserved_bytes: 0,
-                reserved_is_upper_bound: false,
-                untraced_reserved_bytes: 0,
-                allocated_bytes: 0,
-                cached_bytes: 0,
-                releasable_bytes: None,
-                peak_allocated_bytes: 0,
-                before_attach: AllocatedReserved::default(),
-                lost_bytes: 0,
-                allocator_reported: None,
-            });
-        }
-        devices
+        let mut indices: Vec<Option<Device>> = self.pools.keys().copied().map(Some).collect();
+        indices.extend(self.driver_bytes.iter().filter(|(_, bytes)| **bytes > 0).map(|(d, _)| *d));
+        // None sorts first; it is to be last.
+        indices.sort_by_key(|index| (index.is_none(), *index));
+        indices.dedup();
+        indices.into_iter().map(|index| self.device(index)).collect()
     }
 
-    fn driver_alloc(&mut self, event: &AllocationEvent, stack: StackIndex) {
+    fn device(&self, index: Option<Device>) -> DeviceSnapshot {
+        let traced = self.driver_bytes.get(&index).copied().unwrap_or(0);
+        match index.and_then(|device| self.pools.get(&device)) {
+            Some(pool) => pool.snapshot(index, traced),
+            None => Pool::default().snapshot(index, traced),
+        }
+    }
+
+    fn driver_event(
+        &mut self,
+        event: &AllocationEvent,
+        call: DriverCall,
+        phase: Phase,
+        aux: u64,
+        stack: StackIndex,
+    ) {
+        let (address, size) = (event.address.0, event.size);
+        let device = u8::try_from(aux).ok().map(Device);
+        match (call.op(), phase) {
+            (op::ALLOC | op::PIN | op::CREATE, Phase::Failed(error)) => {
+                self.failures.add(event, call, error, stack);
+            }
+            (op::ALLOC, Phase::Done) => self.allocate(event, stack),
+            (op::FREE, Phase::Begun) => self.free(event),
+            (op::PIN, Phase::Done) => self.pin(event, stack),
+            (op::UNPIN, Phase::Begun) => self.unpin(event),
+            (op::CREATE, Phase::Done) => {
+                let memory = Memory { size, stack, device, pooled: false };
+                self.memory.create(address, memory);
+                self.count_alloc(&memory, event.time_ns);
+            }
+            (op::RETAIN, Phase::Done) => self.memory.retain(address),
+            (op::RELEASE, Phase::Begun) => {
+                let gone = self.memory.release(address);
+                self.count_frees(gone.iter().map(|physical| physical.memory));
+                self.driver.announce(event.tid, Announced::Release { handle: address, gone });
+            }
+            (op::MAP, Phase::Done) => {
+                if let Some((start, owner)) = self.memory.map(address, size, aux) {
+                    // What was mapped there before: its unmapping was not seen.
+                    self.remove_segment(owner, start);
+                }
+            }
+            (op::UNMAP, Phase::Begun) => self.unmap(event),
+            (op::FREE | op::UNPIN | op::RELEASE | op::UNMAP, Phase::Failed(_)) => {
+                self.take_back(event)
+            }
+            (op::IMPORT, Phase::Done) => self.imported += 1,
+            (op::UNIMPORT, Phase::Begun) => self.imported = self.imported.saturating_sub(1),
+            (op::UNIMPORT, Phase::Failed(_)) => self.imported += 1,
+            (op::CONTEXT_RETAINED, Phase::Done) => self.contexts.retained(address, device),
+            (op::CONTEXT_CREATED, Phase::Done) => self.contexts.created(event.tid, address, device),
+            (op::CONTEXT_SET, Phase::Done) => self.contexts.set(event.tid, address),
+            (op::CONTEXT_PUSHED, Phase::Done) => self.contexts.push(event.tid, address),
+            (op::CONTEXT_POPPED, Phase::Done) => self.contexts.pop(event.tid),
+            (op::CONTEXT_DESTROYED, Phase::Done) => self.destroy(address),
+            (op::DEVICE_RESET, Phase::Done) => {
+                if let Some(context) = device.and_then(|device| self.contexts.primary(device)) {
+                    self.destroy(context);
+                }
+            }
+            (op::DEVICE_RELEASED, Phase::Done) => {
+                if let Some(context) = device.and_then(|device| self.contexts.released(device)) {
+                    self.destroy(context);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn allocate(&mut self, event: &AllocationEvent, stack: StackIndex) {
         // The address of a block whose free was not seen: the driver would not hand it out twice.
-        if let Some((block, device)) = self.take_driver_block(event.address.0) {
-            self.sites
-                .free(&SiteKey { level: Level::Driver, device, stack: block.stack }, block.size);
+        if let Some((block, _)) = self.take_block(event.address.0) {
+            self.count_frees([block.memory]);
         }
-        self.driver.insert(event.address.0, event.size, stack);
-        let key = SiteKey { level: Level::Driver, device: None, stack };
-        self.sites.alloc(key, event.size, event.time_ns);
+        let context = self.contexts.current(event.tid);
+        let device = self.contexts.device(context);
+        let memory = Memory { size: event.size, stack, device, pooled: false };
+        self.driver.insert(event.address.0, Block { memory, context });
+        self.count_alloc(&memory, event.time_ns);
     }
 
-    fn driver_free(&mut self, event: &AllocationEvent) {
-        if let Some((block, device)) = self.take_driver_block(event.address.0) {
-            let key = SiteKey { level: Level::Driver, device, stack: block.stack };
-            self.sites.free(&key, block.size);
-            self.driver.announce_free(event.tid, event.address.0, block, device);
+    fn free(&mut self, event: &AllocationEvent) {
+        let address = event.address.0;
+        let Some((block, owner)) = self.take_block(address) else {
+            self.driver.forget_announced(event.tid);
+            if address != 0 {
+                self.note_unknown_segment_freed();
+            }
             return;
-        }
-        self.driver.forget_announced(event.tid);
-        // A segment from before attach, of unknown size: `reserved` is an upper bound until the
-        // pool's next report.
+        };
+        self.count_frees([block.memory]);
+        self.driver.announce(event.tid, Announced::Block { address, block, owner });
+    }
+
+    /// A segment from before attach is gone. Whose it was cannot be known, since a pool that has not
+    /// reported since attach may have had it: `reserved` is an upper bound until the next report.
+    fn note_unknown_segment_freed(&mut self) {
         for pool in self.pools.values_mut() {
             pool.note_unknown_segment_freed();
         }
     }
 
-    fn driver_free_failed(&mut self, event: &AllocationEvent) {
-        let Some((address, block, device)) = self.driver.take_announced(event.tid) else { return };
-        if address != event.address.0 || self.driver.contains(address) {
-            return;
+    fn pin(&mut self, event: &AllocationEvent, stack: StackIndex) {
+        let memory = Memory { size: event.size, stack, device: None, pooled: false };
+        if let Some(stale) = self.driver.pin(event.address.0, memory) {
+            self.pinned_bytes = self.pinned_bytes.saturating_sub(stale.size);
+            self.sites.free(&pinned(stale.stack), stale.size);
         }
-        let key = SiteKey { level: Level::Driver, device, stack: block.stack };
-        self.sites.restore(&key, block.size);
-        match device.and_then(|device| self.pools.get_mut(&device)) {
-            Some(pool) => pool.add_segment(address, block),
-            None => self.driver.insert(address, block.size, block.stack),
+        self.pinned_bytes = self.pinned_bytes.saturating_add(event.size);
+        self.sites.alloc(pinned(stack), event.size, event.time_ns);
+    }
+
+    fn unpin(&mut self, event: &AllocationEvent) {
+        let address = event.address.0;
+        self.driver.forget_announced(event.tid);
+        if let Some(memory) = self.driver.unpin(address) {
+            self.pinned_bytes = self.pinned_bytes.saturating_sub(memory.size);
+            self.sites.free(&pinned(memory.stack), memory.size);
+            self.driver.announce(event.tid, Announced::Pinned { address, memory });
         }
     }
 
+    fn unmap(&mut self, event: &AllocationEvent) {
+        let unmapped = self.memory.unmap(event.address.0, event.size);
+        if unmapped.mappings.is_empty() {
+            self.driver.forget_announced(event.tid);
+            self.note_unknown_segment_freed();
+            return;
+        }
+        for (start, mapping) in &unmapped.mappings {
+            self.remove_segment(mapping.owner, *start);
+        }
+        self.count_frees(unmapped.gone.iter().map(|physical| physical.memory));
+        self.driver.announce(event.tid, Announced::Unmap(unmapped));
+    }
+
+    /// A call that had been announced has failed: what it was to free is there after all.
+    fn take_back(&mut self, event: &AllocationEvent) {
+        match self.driver.take_announced(event.tid) {
+            Some(Announced::Block { address, block, owner }) if !self.driver.contains(address) => {
+                self.count_restore(&block.memory);
+                match owner.and_then(|device| self.pools.get_mut(&device)) {
+                    Some(pool) => pool.add_segment(address, block.memory.size, Some(block)),
+                    None => self.driver.insert(address, block),
+                }
+            }
+            Some(Announced::Pinned { address, memory }) if !self.driver.is_pinned(address) => {
+                self.pinned_bytes = self.pinned_bytes.saturating_add(memory.size);
+                self.sites.restore(&pinned(memory.stack), memory.size);
+                self.driver.pin(address, memory);
+            }
+            Some(Announced::Release { handle, gone }) => {
+                for physical in &gone {
+                    self.count_restore(&physical.memory);
+                }
+                self.memory.release_failed(handle, gone);
+            }
+            Some(Announced::Unmap(unmapped)) => {
+                for physical in &unmapped.gone {
+                    self.count_restore(&physical.memory);
+                }
+                for (start, mapping) in &unmapped.mappings {
+                    if let Some(pool) = mapping.owner.and_then(|device| self.pools.get_mut(&device))
+                    {
+                        pool.add_segment(*start, mapping.size, None);
+                    }
+                }
+                self.memory.unmap_failed(unmapped);
+            }
+            _ => {}
+        }
+    }
+
+    /// Everything that was allocated in a context goes with it.
+    fn destroy(&mut self, context: u64) {
+        if context == 0 {
+            return;
+        }
+        let mut gone = self.driver.remove_context(context);
+        for pool in self.pools.values_mut() {
+            gone.extend(pool.remove_context(context));
+        }
+        self.count_frees(gone.iter().map(|block| block.memory));
+        self.contexts.destroyed(context);
+    }
+
     /// Removes a driver block from wherever it is: unclaimed, or a segment of a pool.
-    fn take_driver_block(&mut self, address: u64) -> Option<(driver::Block, Option<Device>)> {
+    fn take_block(&mut self, address: u64) -> Option<(Block, Option<Device>)> {
         if let Some(block) = self.driver.remove(address) {
             return Some((block, None));
         }
         self.pools
             .iter_mut()
-            .find_map(|(&device, pool)| Some((pool.remove_segment(address)?, Some(device))))
+            .find_map(|(&device, pool)| Some((pool.remove_block(address)?, Some(device))))
     }
 
-    fn pool_event(&mut self, event: &AllocationEvent, stack: StackIndex) {
-        let (Some(device), Some(totals)) = (event.device, event.totals) else { return };
-        let pool = self.pools.entry(device).or_default();
-        if let Some((address, block)) = self.driver.claim(event.address.0) {
-            self.sites.move_block(
-                &SiteKey { level: Level::Driver, device: None, stack: block.stack },
-                SiteKey { level: Level::Driver, device: Some(device), stack: block.stack },
-                block.size,
-            );
-            pool.add_segment(address, block);
+    fn remove_segment(&mut self, owner: Option<Device>, start: u64) {
+        if let Some(pool) = owner.and_then(|device| self.pools.get_mut(&device)) {
+            pool.remove_segment(start);
         }
+    }
+
+    fn pool_event(
+        &mut self,
+        event: &AllocationEvent,
+        facts: &PoolFacts,
+        alloc: Option<StackIndex>,
+    ) {
+        let device = facts.device;
+        self.claim(event.address.0, event.size, device, event.time_ns);
+        let pool = self.pools.entry(device).or_default();
         let key = |stack| SiteKey { level: Level::Pytorch, device: Some(device), stack };
-        pool.note_first(event, &totals);
-        match event.kind {
-            EventKind::Alloc => {
+        pool.note_first(alloc.is_some(), event.size, &facts.totals);
+        match alloc {
+            Some(stack) => {
                 if let Some(stale) = pool.insert(event.address.0, event.size, stack) {
                     self.sites.free(&key(stale.stack), stale.size);
                 }
                 self.sites.alloc(key(stack), event.size, event.time_ns);
             }
-            _ => match pool.remove(event.address.0) {
+            None => match pool.remove(event.address.0) {
                 Some(block) => self.sites.free(&key(block.stack), block.size),
                 None => {
                     if !pool.free_unknown(event.size) {
@@ -185,8 +350,92 @@ impl Ledger {
                 }
             },
         }
-        if !pool.reconcile(&totals) && !self.accuracy.lossy {
+        if !pool.reconcile(&facts.totals) && !self.accuracy.lossy {
             self.accuracy.mismatches += 1;
+        }
+    }
+
+    /// Gives the pool of `device` the driver memory that its block lies in.
+    fn claim(&mut self, address: u64, size: u64, device: Device, time_ns: u64) {
+        if let Some((start, mut block)) = self.driver.claim(address) {
+            let memory = &mut block.memory;
+            if memory.device != Some(device) {
+                let to = Memory { device: Some(device), ..*memory };
+                self.sites.move_block(&site(memory), site(&to), memory.size, time_ns);
+                self.add_driver_bytes(memory.device, -i128::from(memory.size));
+                self.add_driver_bytes(Some(device), i128::from(memory.size));
+                *memory = to;
+            }
+            memory.pooled = true;
+            self.sites.pool(&site(memory), memory.size, true);
+            let size = memory.size;
+            self.pools.entry(device).or_default().add_segment(start, size, Some(block));
+        }
+        for (start, size, memory) in self.memory.claim(address, size, device) {
+            if let Some(memory) = memory {
+                self.sites.pool(&site(&memory), memory.size, true);
+            }
+            self.pools.entry(device).or_default().add_segment(start, size, None);
+        }
+    }
+
+    fn count_alloc(&mut self, memory: &Memory, time_ns: u64) {
+        self.sites.alloc(site(memory), memory.size, time_ns);
+        self.add_driver_bytes(memory.device, i128::from(memory.size));
+    }
+
+    fn count_frees(&mut self, gone: impl IntoIterator<Item = Memory>) {
+        for memory in gone {
+            self.sites.free(&site(&memory), memory.size);
+            if memory.pooled {
+                self.sites.pool(&site(&memory), memory.size, false);
+            }
+            self.add_driver_bytes(memory.device, -i128::from(memory.size));
+        }
+    }
+
+    fn count_restore(&mut self, memory: &Memory) {
+        self.sites.restore(&site(memory), memory.size);
+        if memory.pooled {
+            self.sites.pool(&site(memory), memory.size, true);
+        }
+        self.add_driver_bytes(memory.device, i128::from(memory.size));
+    }
+
+    fn add_driver_bytes(&mut self, device: Option<Device>, bytes: i128) {
+        let sum = self.driver_bytes.entry(device).or_default();
+        *sum = (i128::from(*sum) + bytes).clamp(0, i128::from(u64::MAX)) as u64;
+    }
+}
+
+fn site(memory: &Memory) -> SiteKey {
+    SiteKey { level: Level::Driver, device: memory.device, stack: memory.stack }
+}
+
+fn pinned(stack: StackIndex) -> SiteKey {
+    SiteKey { level: Level::Pinned, device: None, stack }
+}
+
+impl Pool {
+    /// The picture of it; `traced_driver_bytes` is what the driver handed out on its device.
+    fn snapshot(&self, index: Option<Device>, traced_driver_bytes: u64) -> DeviceSnapshot {
+        let (allocated, reserved) = (self.allocated(), self.reserved());
+        DeviceSnapshot {
+            index,
+            driver_bytes: self.driver_bytes(traced_driver_bytes),
+            reserved_bytes: reserved,
+            reserved_is_upper_bound: self.reserved_is_upper_bound(),
+            untraced_reserved_bytes: self.untraced_reserved(),
+            allocated_bytes: allocated,
+            cached_bytes: reserved.saturating_sub(allocated),
+            releasable_bytes: self.releasable(),
+            peak_allocated_bytes: self.peak_allocated(),
+            before_attach: self.before(),
+            lost_bytes: self.lost_bytes(),
+            allocator_reported: self.reported().map(|totals| AllocatedReserved {
+                allocated_bytes: totals.allocated,
+                reserved_bytes: totals.reserved,
+            }),
         }
     }
 }

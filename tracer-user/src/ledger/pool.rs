@@ -4,18 +4,32 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::driver::Block;
-use crate::model::{
-    AllocatedReserved, AllocationEvent, AllocatorTotals, Device, DeviceSnapshot, EventKind,
-    StackIndex,
-};
+use super::driver::Block as DriverBlock;
+use crate::model::{AllocatedReserved, AllocatorTotals, StackIndex};
+
+/// A block that the pool handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// Bytes.
+    pub size: u64,
+    /// Who allocated it.
+    pub stack: StackIndex,
+}
+
+/// A range of driver memory that the pool cuts its blocks out of.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    size: u64,
+    /// The driver's block; `None` for a mapping, whose memory is counted elsewhere.
+    block: Option<DriverBlock>,
+}
 
 /// The pool of one device.
 #[derive(Debug, Default)]
 pub struct Pool {
     blocks: FxHashMap<u64, Block>,
     live_bytes: u64,
-    segments: BTreeMap<u64, Block>,
+    segments: BTreeMap<u64, Segment>,
     segment_bytes: u64,
     /// What was there before the first event, and still is.
     before: AllocatedReserved,
@@ -31,14 +45,15 @@ pub struct Pool {
 
 impl Pool {
     /// At the first event: whatever the totals hold beyond this event was there before.
-    pub(super) fn note_first(&mut self, event: &AllocationEvent, totals: &AllocatorTotals) {
+    pub(super) fn note_first(&mut self, is_alloc: bool, size: u64, totals: &AllocatorTotals) {
         if self.reported.is_some() {
             return;
         }
         self.before = AllocatedReserved {
-            allocated_bytes: match event.kind {
-                EventKind::Alloc => totals.allocated.saturating_sub(event.size),
-                _ => totals.allocated.saturating_add(event.size),
+            allocated_bytes: if is_alloc {
+                totals.allocated.saturating_sub(size)
+            } else {
+                totals.allocated.saturating_add(size)
             },
             reserved_bytes: totals.reserved.saturating_sub(self.segment_bytes),
         };
@@ -73,15 +88,36 @@ impl Pool {
         covered
     }
 
-    pub(super) fn add_segment(&mut self, address: u64, block: Block) {
-        self.segments.insert(address, block);
-        self.segment_bytes = self.segment_bytes.saturating_add(block.size);
+    pub(super) fn add_segment(&mut self, address: u64, size: u64, block: Option<DriverBlock>) {
+        self.segments.insert(address, Segment { size, block });
+        self.segment_bytes = self.segment_bytes.saturating_add(size);
     }
 
-    pub(super) fn remove_segment(&mut self, address: u64) -> Option<Block> {
-        let block = self.segments.remove(&address)?;
-        self.segment_bytes = self.segment_bytes.saturating_sub(block.size);
+    /// Removes the segment that is the driver's block at this address.
+    pub(super) fn remove_block(&mut self, address: u64) -> Option<DriverBlock> {
+        let block = self.segments.get(&address)?.block?;
+        self.remove_segment(address);
         Some(block)
+    }
+
+    /// Removes a segment of any kind.
+    pub(super) fn remove_segment(&mut self, address: u64) {
+        if let Some(segment) = self.segments.remove(&address) {
+            self.segment_bytes = self.segment_bytes.saturating_sub(segment.size);
+        }
+    }
+
+    /// Removes the segments of a context that is gone.
+    pub(super) fn remove_context(&mut self, context: u64) -> Vec<DriverBlock> {
+        let of_context =
+            |segment: &Segment| segment.block.is_some_and(|block| block.context == context);
+        let gone: Vec<u64> = self
+            .segments
+            .iter()
+            .filter(|(_, segment)| of_context(segment))
+            .map(|(address, _)| *address)
+            .collect();
+        gone.into_iter().filter_map(|address| self.remove_block(address)).collect()
     }
 
     pub(super) fn note_unknown_segment_freed(&mut self) {
@@ -110,12 +146,12 @@ impl Pool {
     }
 
     /// Bytes in live blocks.
-    fn allocated(&self) -> u64 {
+    pub(super) fn allocated(&self) -> u64 {
         signed_add(self.before.allocated_bytes.saturating_add(self.live_bytes), self.lost_bytes)
     }
 
     /// Bytes in segments.
-    fn reserved(&self) -> u64 {
+    pub(super) fn reserved(&self) -> u64 {
         signed_add(
             self.before.reserved_bytes.saturating_add(self.segment_bytes),
             self.untraced_reserved,
@@ -124,8 +160,9 @@ impl Pool {
 
     /// Bytes in segments without a live block; `None` where a segment may hold blocks that were not
     /// traced.
-    fn releasable(&self) -> Option<u64> {
-        let all_traced = self.before == AllocatedReserved::default()
+    pub(super) fn releasable(&self) -> Option<u64> {
+        let all_traced = self.reported.is_some()
+            && self.before == AllocatedReserved::default()
             && self.lost_bytes == 0
             && self.untraced_reserved == 0;
         if !all_traced {
@@ -140,26 +177,34 @@ impl Pool {
         Some(free.fold(0u64, |sum, (_, segment)| sum.saturating_add(segment.size)))
     }
 
-    /// The picture of it.
-    pub(super) fn snapshot(&self, device: Device) -> DeviceSnapshot {
-        let (allocated, reserved) = (self.allocated(), self.reserved());
-        DeviceSnapshot {
-            index: Some(device),
-            driver_bytes: reserved,
-            reserved_bytes: reserved,
-            reserved_is_upper_bound: self.reserved_is_upper_bound,
-            untraced_reserved_bytes: self.untraced_reserved,
-            allocated_bytes: allocated,
-            cached_bytes: reserved.saturating_sub(allocated),
-            releasable_bytes: self.releasable(),
-            peak_allocated_bytes: self.peak_allocated,
-            before_attach: self.before,
-            lost_bytes: self.lost_bytes,
-            allocator_reported: self.reported.map(|totals| AllocatedReserved {
-                allocated_bytes: totals.allocated,
-                reserved_bytes: totals.reserved,
-            }),
-        }
+    /// What the driver handed out on this device: traced, from before attach, and by calls without a
+    /// probe.
+    pub(super) fn driver_bytes(&self, traced: u64) -> u64 {
+        signed_add(traced.saturating_add(self.before.reserved_bytes), self.untraced_reserved)
+    }
+
+    pub(super) fn before(&self) -> AllocatedReserved {
+        self.before
+    }
+
+    pub(super) fn lost_bytes(&self) -> i64 {
+        self.lost_bytes
+    }
+
+    pub(super) fn untraced_reserved(&self) -> i64 {
+        self.untraced_reserved
+    }
+
+    pub(super) fn reserved_is_upper_bound(&self) -> bool {
+        self.reserved_is_upper_bound
+    }
+
+    pub(super) fn reported(&self) -> Option<AllocatorTotals> {
+        self.reported
+    }
+
+    pub(super) fn peak_allocated(&self) -> u64 {
+        self.peak_allocated
     }
 }
 

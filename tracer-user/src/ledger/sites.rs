@@ -26,6 +26,8 @@ pub struct SiteTotals {
     pub total_bytes: u64,
     /// Blocks ever allocated.
     pub total_blocks: u64,
+    /// Of `live_bytes`, those out of which a pool cuts its blocks: they are held by the pool's sites.
+    pub pooled_bytes: u64,
     /// Highest `live_bytes` before the last change; see [`SiteTotals::peak_bytes`].
     earlier_peak: u64,
     /// Time of the first allocation.
@@ -54,6 +56,7 @@ impl SiteTotals {
             live_blocks: self.live_blocks + other.live_blocks,
             total_bytes: self.total_bytes.saturating_add(other.total_bytes),
             total_blocks: self.total_blocks + other.total_blocks,
+            pooled_bytes: self.pooled_bytes.saturating_add(other.pooled_bytes),
             earlier_peak: peak,
             first_ns: first,
             last_ns: self.last_ns.max(other.last_ns),
@@ -92,6 +95,17 @@ impl Sites {
         }
     }
 
+    /// Changes how much of a site is a pool's.
+    pub(super) fn pool(&mut self, key: &SiteKey, size: u64, is_pooled: bool) {
+        if let Some(site) = self.0.get_mut(key) {
+            site.pooled_bytes = if is_pooled {
+                site.pooled_bytes.saturating_add(size)
+            } else {
+                site.pooled_bytes.saturating_sub(size)
+            };
+        }
+    }
+
     /// Takes a free back.
     pub(super) fn restore(&mut self, key: &SiteKey, size: u64) {
         if let Some(site) = self.0.get_mut(key) {
@@ -102,9 +116,8 @@ impl Sites {
 
     /// A block that has just been allocated belongs to another site after all: it leaves no trace at
     /// the first.
-    pub(super) fn move_block(&mut self, from: &SiteKey, to: SiteKey, size: u64) {
+    pub(super) fn move_block(&mut self, from: &SiteKey, to: SiteKey, size: u64, time_ns: u64) {
         let Some(site) = self.0.get_mut(from) else { return };
-        let time_ns = site.last_ns;
         site.live_bytes = site.live_bytes.saturating_sub(size);
         site.live_blocks = site.live_blocks.saturating_sub(1);
         site.total_bytes = site.total_bytes.saturating_sub(size);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{AllocatorTotals, DeviceAddress, Pid, Probe, StackRef, Tid};
+use crate::model::{AllocatorTotals, DeviceAddress, Pid, StackRef, Tid};
 
 const SEGMENT: u64 = 2 << 20;
 
@@ -47,6 +47,8 @@ struct Segment {
     address: u64,
     size: u64,
     used: u64,
+    /// Its physical memory, for an expandable one; 0 for a plain block.
+    handle: u64,
 }
 
 /// The model, and the ledger that is fed with what it does.
@@ -65,6 +67,9 @@ struct Model {
     lossy: bool,
     /// Devices whose pool has reported since attach.
     reported: [bool; 2],
+    /// Whether segments are made by virtual memory management.
+    expandable: bool,
+    last_handle: u64,
 }
 
 impl Model {
@@ -81,6 +86,30 @@ impl Model {
             pending_loss: false,
             lossy: false,
             reported: [false; 2],
+            expandable: false,
+            last_handle: 0,
+        }
+    }
+
+    /// Driver memory for a new segment; returns its handle, 0 for a plain block.
+    fn make_segment(&mut self, thread: u8, device: u8, address: u64, size: u64, stack: u32) -> u64 {
+        if !self.expandable {
+            self.driver_alloc(thread, address, size, stack);
+            return 0;
+        }
+        self.last_handle += 1;
+        let handle = self.last_handle;
+        self.call(thread, "cuMemCreate", Phase::Done, handle, size, device.into(), stack);
+        self.call(thread, "cuMemMap", Phase::Done, address, size, handle, 0);
+        handle
+    }
+
+    fn free_segment(&mut self, thread: u8, segment: &Segment) {
+        if segment.handle == 0 {
+            self.driver_free(thread, Phase::Begun, segment.address);
+        } else {
+            self.call(thread, "cuMemUnmap", Phase::Begun, segment.address, segment.size, 0, 0);
+            self.call(thread, "cuMemRelease", Phase::Begun, segment.handle, 0, 0, 0);
         }
     }
 
@@ -109,55 +138,66 @@ impl Model {
         true
     }
 
-    fn event(
-        &mut self,
-        thread: u8,
-        probe: Probe,
-        kind: EventKind,
-        address: u64,
-        size: u64,
-    ) -> AllocationEvent {
+    fn event(&mut self, thread: u8, kind: EventKind, address: u64, size: u64) -> AllocationEvent {
         self.time += 1;
         AllocationEvent {
             time_ns: self.time,
             pid: Pid(1),
             tid: Tid(u32::from(thread)),
-            probe,
             kind,
-            device: None,
             address: DeviceAddress(address),
             size,
             stack: StackRef::NotTaken,
-            totals: None,
         }
     }
 
-    fn driver(&mut self, thread: u8, kind: EventKind, address: u64, size: u64, stack: u32) -> bool {
-        let probe = match kind {
-            EventKind::Alloc | EventKind::AllocFailed(_) => Probe::CuMemAlloc,
-            EventKind::Free | EventKind::FreeFailed(_) => Probe::CuMemFree,
-        };
-        let event = self.event(thread, probe, kind, address, size);
+    /// A driver call: its name, how far it is, address or handle, size, further value.
+    #[expect(clippy::too_many_arguments, reason = "a call has that many facts")]
+    fn call(
+        &mut self,
+        thread: u8,
+        symbol: &str,
+        phase: Phase,
+        address: u64,
+        size: u64,
+        aux: u64,
+        stack: u32,
+    ) -> bool {
+        let call = DriverCall::by_symbol(symbol).unwrap();
+        let event = self.event(thread, EventKind::Driver { call, phase, aux }, address, size);
         self.deliver(event, stack)
     }
 
-    /// The pool's report, with the totals that are true by now.
+    fn driver_alloc(&mut self, thread: u8, address: u64, size: u64, stack: u32) {
+        self.call(thread, "cuMemAlloc_v2", Phase::Done, address, size, 0, stack);
+    }
+
+    fn driver_free(&mut self, thread: u8, phase: Phase, address: u64) {
+        self.call(thread, "cuMemFree_v2", phase, address, 0, 0, 0);
+    }
+
+    /// The pool's report, with the totals that are true by now; `stack` for an allocation.
     fn report(
         &mut self,
         device: u8,
         thread: u8,
-        kind: EventKind,
         address: u64,
         size: u64,
-        stack: u32,
+        stack: Option<u32>,
     ) -> bool {
-        let mut event = self.event(thread, Probe::TorchReport, kind, address, size);
-        event.device = Some(Device(device));
-        event.totals = Some(AllocatorTotals {
-            allocated: self.allocated(device),
-            reserved: self.reserved(device),
-        });
-        let arrived = self.deliver(event, stack);
+        let facts = PoolFacts {
+            device: Device(device),
+            totals: AllocatorTotals {
+                allocated: self.allocated(device),
+                reserved: self.reserved(device),
+            },
+        };
+        let kind = match stack {
+            Some(_) => EventKind::PoolAlloc(facts),
+            None => EventKind::PoolFree(facts),
+        };
+        let event = self.event(thread, kind, address, size);
+        let arrived = self.deliver(event, stack.unwrap_or(0));
         if arrived {
             self.reported[usize::from(device)] = true;
             self.check_report(device);
@@ -177,7 +217,7 @@ impl Model {
                     .iter_mut()
                     .find(|s| (s.address..s.address + s.size).contains(&block.address));
                 owner.unwrap().used -= block.size;
-                self.report(block.device, *thread, EventKind::Free, block.address, block.size, 0);
+                self.report(block.device, *thread, block.address, block.size, None);
             }
             Step::EmptyCache { device, thread } => {
                 let (free, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.segments)
@@ -186,18 +226,25 @@ impl Model {
                 self.segments = kept;
                 for segment in free {
                     self.holes.push((segment.address, segment.size));
-                    self.driver(*thread, EventKind::Free, segment.address, 0, 0);
+                    self.free_segment(*thread, &segment);
                 }
             }
             Step::FailedAlloc { thread } => {
-                self.driver(*thread, EventKind::AllocFailed(2), 0, 1 << 40, 9);
+                self.call(*thread, "cuMemAlloc_v2", Phase::Failed(2), 0, 1 << 40, 2, 9);
             }
             Step::FailedFree { which, thread } if !self.segments.is_empty() => {
-                let address = self.segments[which.index(self.segments.len())].address;
+                let segment = &self.segments[which.index(self.segments.len())];
+                let (address, size, expandable) =
+                    (segment.address, segment.size, segment.handle != 0);
                 // Both or neither: a lost half is another test's matter.
                 let drops = std::mem::take(&mut self.drops);
-                self.driver(*thread, EventKind::Free, address, 0, 0);
-                self.driver(*thread, EventKind::FreeFailed(1), address, 0, 0);
+                for phase in [Phase::Begun, Phase::Failed(1)] {
+                    if expandable {
+                        self.call(*thread, "cuMemUnmap", phase, address, size, 0, 0);
+                    } else {
+                        self.driver_free(*thread, phase, address);
+                    }
+                }
                 self.drops = drops;
             }
             _ => {}
@@ -219,14 +266,14 @@ impl Model {
                     self.next_address - bytes
                 }
             };
-            self.driver(thread, EventKind::Alloc, address, bytes, stack);
-            self.segments.push(Segment { device, address, size: bytes, used: 0 });
+            let handle = self.make_segment(thread, device, address, bytes, stack);
+            self.segments.push(Segment { device, address, size: bytes, used: 0, handle });
             self.segments.len() - 1
         });
         let address = self.segments[index].address;
         self.segments[index].used += size;
         self.blocks.push(Block { device, address, size, stack, traced: false });
-        let traced = self.report(device, thread, EventKind::Alloc, address, size, stack);
+        let traced = self.report(device, thread, address, size, Some(stack));
         if let Some(block) = self.blocks.last_mut() {
             block.traced = traced;
         }
@@ -290,8 +337,10 @@ proptest! {
     fn exact_while_nothing_is_dropped(
         steps in prop::collection::vec(step(), 1..200),
         attach_at in 0..100usize,
+        expandable in any::<bool>(),
     ) {
         let mut model = Model::new(Vec::new());
+        model.expandable = expandable;
         for (number, step) in steps.iter().enumerate() {
             model.attached |= number >= attach_at;
             model.run(step);
@@ -303,8 +352,9 @@ proptest! {
 
     /// Attached from the start: the driver level too, and `releasable` is what empty_cache returns.
     #[test]
-    fn whole_from_the_start(steps in prop::collection::vec(step(), 1..200)) {
+    fn whole_from_the_start(steps in prop::collection::vec(step(), 1..200), expandable in any::<bool>()) {
         let mut model = Model::new(Vec::new());
+        model.expandable = expandable;
         model.attached = true;
         for step in &steps {
             model.run(step);
@@ -318,7 +368,13 @@ proptest! {
             model.run(&Step::EmptyCache { device, thread: 0 });
             prop_assert_eq!(seen.releasable_bytes, Some(before - model.reserved(device)));
         }
-        prop_assert_eq!(model.ledger.unclaimed_driver_bytes(), 0);
+        let unclaimed: u64 = model
+            .ledger
+            .sites()
+            .filter(|(key, _)| key.level == Level::Driver)
+            .map(|(_, totals)| totals.live_bytes - totals.pooled_bytes)
+            .sum();
+        prop_assert_eq!(unclaimed, 0, "every driver block is a segment of a pool");
     }
 
     /// Random drops: with every report that arrives the totals are the allocator's, and the parts
@@ -328,8 +384,10 @@ proptest! {
         steps in prop::collection::vec(step(), 1..200),
         drops in prop::collection::vec(prop::bool::weighted(0.2), 0..300),
         attach_at in 0..50usize,
+        expandable in any::<bool>(),
     ) {
         let mut model = Model::new(drops);
+        model.expandable = expandable;
         for (number, step) in steps.iter().enumerate() {
             model.attached |= number >= attach_at;
             model.run(step);
@@ -351,45 +409,149 @@ proptest! {
     #[test]
     fn hostile_numbers_are_survived(
         events in prop::collection::vec(
-            (0..3u8, 0..4u8, any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), 0..2u8), 0..60),
+            (0..60u8, 0..3u8, 0..4u64, any::<u64>(), any::<u64>(), any::<u64>(), 0..3u8), 0..120),
     ) {
         let mut model = Model::new(Vec::new());
-        for (probe, kind, address, size, allocated, reserved, device) in events {
-            let probe = [Probe::CuMemAlloc, Probe::CuMemFree, Probe::TorchReport][usize::from(probe)];
-            let kind = [EventKind::Alloc, EventKind::Free, EventKind::AllocFailed(2),
-                EventKind::FreeFailed(1)][usize::from(kind)];
-            let mut event = model.event(0, probe, kind, address, size);
-            event.device = Some(Device(device));
-            event.totals = Some(AllocatorTotals { allocated, reserved });
+        for (call, phase, small, size, allocated, reserved, device) in events {
+            let facts = PoolFacts {
+                device: Device(device),
+                totals: AllocatorTotals { allocated, reserved },
+            };
+            let kind = match DriverCall::new(call) {
+                Some(call) => EventKind::Driver {
+                    call,
+                    phase: [Phase::Done, Phase::Begun, Phase::Failed(1)][usize::from(phase)],
+                    aux: small,
+                },
+                None if phase == 0 => EventKind::PoolFree(facts),
+                None => EventKind::PoolAlloc(facts),
+            };
+            // Few addresses, so that they meet; sizes of any kind.
+            let event = model.event(device, kind, small << 20, size);
             model.ledger.apply(&event, StackIndex(1));
             let _ = model.ledger.devices();
         }
     }
 }
 
-#[test]
-fn an_address_of_the_driver_that_is_handed_out_again_is_a_new_block() {
+fn attached() -> Model {
     let mut model = Model::new(Vec::new());
     model.attached = true;
-    model.driver(0, EventKind::Alloc, 0x1000, 100, 1);
+    model
+}
+
+/// Bytes that the driver has handed out, on a device or on none that is known.
+fn driver_bytes(model: &Model, device: Option<u8>) -> u64 {
+    let index = device.map(Device);
+    model.ledger.devices().iter().find(|d| d.index == index).map_or(0, |d| d.driver_bytes)
+}
+
+#[test]
+fn an_address_of_the_driver_that_is_handed_out_again_is_a_new_block() {
+    let mut model = attached();
+    model.driver_alloc(0, 0x1000, 100, 1);
     // Its free was not seen.
-    model.driver(0, EventKind::Alloc, 0x1000, 300, 2);
-    assert_eq!(model.ledger.unclaimed_driver_bytes(), 300);
+    model.driver_alloc(0, 0x1000, 300, 2);
+    assert_eq!(driver_bytes(&model, None), 300);
     // A free that fails after another thread got the address must not bring the old block back.
-    model.driver(1, EventKind::Free, 0x1000, 0, 0);
-    model.driver(2, EventKind::Alloc, 0x1000, 700, 3);
-    model.driver(1, EventKind::FreeFailed(1), 0x1000, 0, 0);
-    assert_eq!(model.ledger.unclaimed_driver_bytes(), 700);
+    model.driver_free(1, Phase::Begun, 0x1000);
+    model.driver_alloc(2, 0x1000, 700, 3);
+    model.driver_free(1, Phase::Failed(1), 0x1000);
+    assert_eq!(driver_bytes(&model, None), 700);
 }
 
 #[test]
 fn peaks_do_not_count_a_segment_at_two_devices() {
-    let mut model = Model::new(Vec::new());
-    model.attached = true;
+    let mut model = attached();
     model.run(&Step::Alloc { device: 1, thread: 0, size: 4096, stack: 3 });
     let driver: Vec<_> =
         model.ledger.sites().filter(|(key, _)| key.level == Level::Driver).collect();
     assert_eq!(driver.len(), 1);
     assert_eq!(driver[0].0.device, Some(Device(1)));
     assert_eq!(driver[0].1.peak_bytes(), SEGMENT);
+}
+
+#[test]
+fn physical_memory_counts_until_it_is_released_and_unmapped() {
+    for unmap_first in [false, true] {
+        let mut model = attached();
+        model.call(0, "cuMemCreate", Phase::Done, 7, 4096, 1, 1);
+        model.call(0, "cuMemMap", Phase::Done, 0x10_0000, 4096, 7, 0);
+        model.call(0, "cuMemMap", Phase::Done, 0x20_0000, 4096, 7, 0);
+        model.call(0, "cuMemRetainAllocationHandle", Phase::Done, 7, 0, 0, 0);
+        assert_eq!(driver_bytes(&model, Some(1)), 4096, "mapped twice, there once");
+        let release = |model: &mut Model| model.call(0, "cuMemRelease", Phase::Begun, 7, 0, 0, 0);
+        let unmap = |model: &mut Model| {
+            model.call(0, "cuMemUnmap", Phase::Begun, 0x10_0000, 0x20_0000, 0, 0)
+        };
+        release(&mut model);
+        if unmap_first {
+            unmap(&mut model);
+            assert_eq!(driver_bytes(&model, Some(1)), 4096);
+            release(&mut model);
+        } else {
+            release(&mut model);
+            assert_eq!(driver_bytes(&model, Some(1)), 4096);
+            unmap(&mut model);
+        }
+        assert_eq!(driver_bytes(&model, Some(1)), 0);
+    }
+}
+
+#[test]
+fn a_handle_may_be_given_to_other_memory_while_the_first_is_mapped() {
+    let mut model = attached();
+    model.call(0, "cuMemCreate", Phase::Done, 7, 100, 0, 1);
+    model.call(0, "cuMemMap", Phase::Done, 0x1000, 100, 7, 0);
+    model.call(0, "cuMemRelease", Phase::Begun, 7, 0, 0, 0);
+    model.call(0, "cuMemCreate", Phase::Done, 7, 30, 0, 1);
+    assert_eq!(driver_bytes(&model, Some(0)), 130);
+    model.call(0, "cuMemUnmap", Phase::Begun, 0x1000, 100, 0, 0);
+    assert_eq!(driver_bytes(&model, Some(0)), 30);
+}
+
+#[test]
+fn a_thread_allocates_on_the_device_of_its_context() {
+    let mut model = attached();
+    model.call(0, "cuDevicePrimaryCtxRetain", Phase::Done, 0xc0, 0, 0, 0);
+    model.call(0, "cuDevicePrimaryCtxRetain", Phase::Done, 0xc1, 0, 1, 0);
+    model.call(0, "cuCtxSetCurrent", Phase::Done, 0xc1, 0, 0, 0);
+    model.driver_alloc(0, 0x1000, 10, 1);
+    model.call(0, "cuCtxPushCurrent_v2", Phase::Done, 0xc0, 0, 0, 0);
+    model.driver_alloc(0, 0x2000, 20, 1);
+    model.call(0, "cuCtxPopCurrent_v2", Phase::Done, 0, 0, 0, 0);
+    model.driver_alloc(0, 0x3000, 30, 1);
+    model.driver_alloc(1, 0x4000, 40, 1);
+    let bytes = |model: &Model| [Some(0), Some(1), None].map(|device| driver_bytes(model, device));
+    assert_eq!(bytes(&model), [20, 40, 40]);
+    // Resetting a device takes what was allocated in its context, and nothing else.
+    model.call(0, "cuDevicePrimaryCtxReset_v2", Phase::Done, 0, 0, 1, 0);
+    assert_eq!(bytes(&model), [20, 0, 40]);
+}
+
+#[test]
+fn the_last_release_of_a_context_is_its_end_only_if_every_retain_was_seen() {
+    for whole in [false, true] {
+        let mut model = attached();
+        if whole {
+            model.ledger.note_whole();
+        }
+        model.call(0, "cuDevicePrimaryCtxRetain", Phase::Done, 0xc0, 0, 0, 0);
+        model.call(0, "cuCtxSetCurrent", Phase::Done, 0xc0, 0, 0, 0);
+        model.driver_alloc(0, 0x1000, 10, 1);
+        model.call(0, "cuDevicePrimaryCtxRelease_v2", Phase::Done, 0, 0, 0, 0);
+        assert_eq!(driver_bytes(&model, Some(0)), if whole { 0 } else { 10 });
+    }
+}
+
+#[test]
+fn page_locked_memory_is_no_device_memory() {
+    let mut model = attached();
+    model.call(0, "cuMemHostAlloc", Phase::Done, 0x1000, 100, 0, 1);
+    model.call(0, "cuMemHostRegister_v2", Phase::Done, 0x9000, 50, 0, 2);
+    assert_eq!((model.ledger.pinned_bytes(), driver_bytes(&model, None)), (150, 0));
+    model.call(0, "cuMemFreeHost", Phase::Begun, 0x1000, 0, 0, 0);
+    model.call(0, "cuMemHostUnregister", Phase::Begun, 0x9000, 0, 0, 0);
+    model.call(0, "cuMemHostUnregister", Phase::Failed(1), 0x9000, 0, 0, 0);
+    assert_eq!(model.ledger.pinned_bytes(), 50);
 }

@@ -1,49 +1,87 @@
 //! What the ledger is fed with: allocations and frees, decoded and typed.
 
-use super::ids::{Device, DeviceAddress, Level, Pid, StackId, Tid};
+use tracer_common::calls::{CALLS, when};
 
-/// The entry point at which an event was seen.
+use super::ids::{Device, DeviceAddress, Pid, StackId, Tid};
+
+/// An entry point of the CUDA driver: its place in [`CALLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Probe {
-    /// `cuMemAlloc_v2`
-    CuMemAlloc,
-    /// `cuMemFree_v2`
-    CuMemFree,
-    /// `c10::reportMemoryUsageToProfiler`
-    TorchReport,
+pub struct DriverCall(u8);
+
+impl DriverCall {
+    /// By its place in the table.
+    pub fn new(index: u8) -> Option<Self> {
+        (usize::from(index) < CALLS.len()).then_some(Self(index))
+    }
+
+    /// By its exported name.
+    pub fn by_symbol(symbol: &str) -> Option<Self> {
+        CALLS.iter().position(|call| call.symbol == symbol).map(|index| Self(index as u8))
+    }
+
+    /// Its place in the table.
+    pub fn index(self) -> u8 {
+        self.0
+    }
+
+    /// Every one.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..CALLS.len()).map(|index| Self(index as u8))
+    }
+
+    /// Whether its result is looked at when it returns.
+    pub fn is_followed(self) -> bool {
+        CALLS.get(usize::from(self.0)).is_some_and(|call| call.shape.when != when::ENTRY_ONLY)
+    }
+
+    /// Its exported name.
+    pub fn symbol(self) -> &'static str {
+        CALLS.get(usize::from(self.0)).map_or("unknown", |call| call.symbol)
+    }
+
+    /// One of [`tracer_common::calls::op`].
+    pub fn op(self) -> u8 {
+        CALLS.get(usize::from(self.0)).map_or(0, |call| call.shape.op)
+    }
 }
 
-impl Probe {
-    /// The level at which this entry point counts.
-    pub const fn level(self) -> Level {
-        match self {
-            Self::CuMemAlloc | Self::CuMemFree => Level::Driver,
-            Self::TorchReport => Level::Pytorch,
-        }
-    }
-
-    /// The name of the entry point.
-    pub const fn call(self) -> &'static str {
-        match self {
-            Self::CuMemAlloc => "cuMemAlloc_v2",
-            Self::CuMemFree => "cuMemFree_v2",
-            Self::TorchReport => "c10::reportMemoryUsageToProfiler",
-        }
-    }
+/// How far a driver call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It has succeeded.
+    Done,
+    /// It has begun: everything that frees is told then, and taken back by [`Phase::Failed`].
+    Begun,
+    /// It has failed with this `CUresult`.
+    Failed(u32),
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The block exists from now on.
-    Alloc,
-    /// The block is about to be gone. For the driver level this is announced at the *entry* of the
-    /// call; [`EventKind::FreeFailed`] of the same thread takes it back.
-    Free,
-    /// The allocation failed with this `CUresult`.
-    AllocFailed(u32),
-    /// The free that the same thread announced last failed with this `CUresult`.
-    FreeFailed(u32),
+    /// A call of the CUDA driver. Addresses, sizes and the further value `aux` as in
+    /// [`tracer_common::calls::op`].
+    Driver {
+        /// The entry point.
+        call: DriverCall,
+        /// How far it is.
+        phase: Phase,
+        /// The further value.
+        aux: u64,
+    },
+    /// A pool handed out a block (of `size` bytes: the request rounded up).
+    PoolAlloc(PoolFacts),
+    /// A pool took a block back.
+    PoolFree(PoolFacts),
+}
+
+/// What a pool says along with an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolFacts {
+    /// The device.
+    pub device: Device,
+    /// Its totals for this device after the event.
+    pub totals: AllocatorTotals,
 }
 
 /// What the pool itself says of one device, after the event.
@@ -75,19 +113,12 @@ pub struct AllocationEvent {
     pub pid: Pid,
     /// The thread. A block may be freed by another thread than the one that allocated it.
     pub tid: Tid,
-    /// Where it was seen.
-    pub probe: Probe,
     /// What happened.
     pub kind: EventKind,
-    /// The device, if the probe can tell.
-    pub device: Option<Device>,
-    /// The block.
+    /// The block, handle or context.
     pub address: DeviceAddress,
-    /// Its size in bytes; for a driver free, whose call carries no size, 0. For PyTorch the block
-    /// size: the request rounded up.
+    /// Bytes; 0 where the call has none.
     pub size: u64,
     /// Who did it.
     pub stack: StackRef,
-    /// The pool's own totals for `device` after the event, where the probe carries them.
-    pub totals: Option<AllocatorTotals>,
 }

@@ -4,7 +4,9 @@ mod event;
 mod ids;
 mod snapshot;
 
-pub use event::{AllocationEvent, AllocatorTotals, EventKind, Probe, StackRef};
+pub use event::{
+    AllocationEvent, AllocatorTotals, DriverCall, EventKind, Phase, PoolFacts, StackRef,
+};
 pub use ids::{CodeId, Device, DeviceAddress, Level, Pid, StackId, StackIndex, Tid};
 pub use snapshot::{
     AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,

@@ -59,6 +59,16 @@ pub struct Coverage {
     pub note: Option<String>,
 }
 
+impl Coverage {
+    /// The note of an entry point that this version of the library does not have. Nothing is missed.
+    pub const ABSENT: &str = "this version of the library does not have it";
+
+    /// Whether something may be missed here.
+    pub fn is_gap(&self) -> bool {
+        !self.attached && self.note.as_deref() != Some(Self::ABSENT)
+    }
+}
+
 /// Life of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -152,8 +162,11 @@ pub struct DeviceSnapshot {
 /// Host memory of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostSnapshot {
-    /// Page-locked bytes; `null` while pinned memory is not traced.
+    /// Page-locked bytes that were allocated or registered since attach; `null` while pinned memory is
+    /// not traced.
     pub pinned_bytes: Option<u64>,
+    /// Handles and pointers of other processes' memory that are open here, since attach.
+    pub imported: u64,
 }
 
 /// What the behaviour of a site says.
@@ -181,6 +194,9 @@ pub struct Site {
     pub total_bytes: u64,
     /// Blocks ever allocated here.
     pub total_blocks: u64,
+    /// Of `live_bytes`, those out of which a pool cuts its blocks: the pool's own sites hold them. 0 at
+    /// the level of a pool.
+    pub pooled_bytes: u64,
     /// Highest `live_bytes`.
     pub peak_bytes: u64,
     /// First allocation.
@@ -256,4 +272,11 @@ pub struct Failure {
     pub user_visible: Option<bool>,
     /// Id of the call site.
     pub site: Option<String>,
+}
+
+impl Site {
+    /// Bytes that are held here and by no pool.
+    pub fn own_bytes(&self) -> u64 {
+        self.live_bytes.saturating_sub(self.pooled_bytes)
+    }
 }

@@ -33,9 +33,9 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
     };
     for process in &snapshot.processes {
         let root = format!("process {}", process.pid);
-        let shown = holders(process).filter(|site| site.live_bytes >= options.min_bytes);
+        let shown = holders(process).filter(|site| site.own_bytes() >= options.min_bytes);
         for site in shown.take(options.top.unwrap_or(usize::MAX)) {
-            add(stack(&root, site), site.live_bytes);
+            add(stack(&root, site), site.own_bytes());
         }
         for device in &process.devices {
             let before = device.before_attach.allocated_bytes;
@@ -48,14 +48,16 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
     stacks
 }
 
-/// The sites that hold memory of their own: those of pools, and driver memory that no pool has.
+/// The sites that hold device memory of their own: those of pools, and those of the driver as far as
+/// no pool has it. Page-locked host memory is another kind.
 pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> {
-    process.sites.iter().filter(|site| site.level != Level::Driver || site.device.is_none())
+    process.sites.iter().filter(|site| site.level != Level::Pinned && site.own_bytes() > 0)
 }
 
 fn stack(root: &str, site: &Site) -> Vec<String> {
     let place = match site.level {
-        Level::Driver => "driver, no pool".to_owned(),
+        Level::Pinned => "pinned host memory".to_owned(),
+        Level::Driver => format!("driver, no pool, {}", label::device(site.device)),
         Level::Pytorch => label::device(site.device),
     };
     let mut stack = vec![root.to_owned(), place];

@@ -29,6 +29,7 @@ fn site(id: &str, level: Level, device: Option<u8>, bytes: u64, frames: Vec<Fram
         live_blocks: bytes / 1000,
         total_bytes: bytes.saturating_mul(2),
         total_blocks: bytes / 500,
+        pooled_bytes: if level == Level::Driver && device.is_some() { bytes } else { 0 },
         peak_bytes: bytes,
         first_seen_s: 0.5,
         last_seen_s: 9.5,

@@ -61,6 +61,9 @@ fn write_process(
         write_device(device, out)?;
     }
 
+    if let Some(pinned) = process.host.pinned_bytes.filter(|&bytes| bytes > 0) {
+        writeln!(out, "  host: {} page-locked", label::size(pinned))?;
+    }
     let lines = by_line(process);
     let total = sum(lines.iter().map(|line| line.bytes));
     let shown: Vec<&Line<'_>> = lines
@@ -111,7 +114,7 @@ fn write_device(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Result
     if device.index.is_none() {
         return writeln!(
             out,
-            "  driver: {} outside of any pool, device unknown",
+            "  driver: {} on a device that is not known",
             size(device.driver_bytes)
         );
     }
@@ -176,9 +179,9 @@ fn by_line(process: &ProcessSnapshot) -> Vec<Line<'_>> {
         let name = line_name(site);
         let line =
             lines.entry(name.clone()).or_insert(Line { name, bytes: 0, blocks: 0, largest: None });
-        line.bytes = line.bytes.saturating_add(site.live_bytes);
+        line.bytes = line.bytes.saturating_add(site.own_bytes());
         line.blocks = line.blocks.saturating_add(site.live_blocks);
-        if line.largest.is_none_or(|largest| site.live_bytes > largest.live_bytes) {
+        if line.largest.is_none_or(|largest| site.own_bytes() > largest.own_bytes()) {
             line.largest = Some(site);
         }
     }
@@ -189,7 +192,8 @@ fn by_line(process: &ProcessSnapshot) -> Vec<Line<'_>> {
 
 fn line_name(site: &Site) -> String {
     let device = match site.level {
-        Level::Driver => "driver".to_owned(),
+        Level::Pinned => "pinned host memory".to_owned(),
+        Level::Driver => format!("driver, {}", label::device(site.device)),
         Level::Pytorch => label::device(site.device),
     };
     let frame = user_frame(&site.frames).or(site.frames.first());
@@ -221,7 +225,7 @@ fn inner_frames(site: &Site) -> Vec<String> {
 
 fn write_accuracy(snapshot: &Snapshot, out: &mut impl io::Write) -> io::Result<()> {
     let tracer = &snapshot.tracer;
-    let gaps: Vec<_> = tracer.coverage.iter().filter(|entry| !entry.attached).collect();
+    let gaps: Vec<_> = tracer.coverage.iter().filter(|entry| entry.is_gap()).collect();
     if !tracer.exact || !gaps.is_empty() || tracer.truncated_stacks > 0 {
         writeln!(out)?;
     }

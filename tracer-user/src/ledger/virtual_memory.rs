@@ -1,0 +1,185 @@
+//! Virtual memory management: physical memory, its handles, and where it is mapped.
+//!
+//! Physical memory counts from its creation until every hold on its handle is let go of *and* it is
+//! mapped nowhere. Reserved addresses cost nothing and are not followed.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::driver::Memory;
+use crate::model::Device;
+
+/// A piece of physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Physical {
+    id: u64,
+    /// What it is.
+    pub memory: Memory,
+    handles: u32,
+    mappings: u32,
+}
+
+/// A range of addresses with memory behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    /// Bytes.
+    pub size: u64,
+    /// The pool that has blocks there.
+    pub owner: Option<Device>,
+    /// Its memory; `None` for another process's, or from before attach.
+    physical: Option<u64>,
+}
+
+/// What an unmapping took away.
+#[derive(Debug, Default)]
+pub(super) struct Unmapped {
+    /// By address.
+    pub mappings: Vec<(u64, Mapping)>,
+    /// Memory that nothing holds any more.
+    pub gone: Vec<Physical>,
+}
+
+/// All of it. Memory has ids of its own, because the driver may give a handle's value to another
+/// piece while the first is still mapped.
+#[derive(Debug, Default)]
+pub(super) struct VirtualMemory {
+    physical: FxHashMap<u64, Physical>,
+    handles: FxHashMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    unowned: usize,
+    last_id: u64,
+}
+
+impl VirtualMemory {
+    pub fn create(&mut self, handle: u64, memory: Memory) {
+        self.last_id += 1;
+        let id = self.last_id;
+        self.handles.insert(handle, id);
+        self.physical.insert(id, Physical { id, memory, handles: 1, mappings: 0 });
+    }
+
+    pub fn retain(&mut self, handle: u64) {
+        if let Some(memory) = self.handles.get(&handle).and_then(|id| self.physical.get_mut(id)) {
+            memory.handles = memory.handles.saturating_add(1);
+        }
+    }
+
+    /// Lets go of a handle; returns the memory if that was the last thing that held it.
+    pub fn release(&mut self, handle: u64) -> Vec<Physical> {
+        let Some(&id) = self.handles.get(&handle) else { return Vec::new() };
+        let Some(memory) = self.physical.get_mut(&id) else { return Vec::new() };
+        memory.handles = memory.handles.saturating_sub(1);
+        if memory.handles == 0 {
+            self.handles.remove(&handle);
+        }
+        self.drop_if_unheld(id).into_iter().collect()
+    }
+
+    pub fn release_failed(&mut self, handle: u64, gone: Vec<Physical>) {
+        self.restore(gone);
+        // Only a handle that nobody else has been given since.
+        let Some(memory) = self.physical.values_mut().max_by_key(|memory| memory.id) else {
+            return;
+        };
+        let id = *self.handles.entry(handle).or_insert(memory.id);
+        if let Some(memory) = self.physical.get_mut(&id) {
+            memory.handles = memory.handles.saturating_add(1);
+        }
+    }
+
+    /// Maps memory; returns the mapping that was at the address before, whose end was not seen: its
+    /// start and owner.
+    pub fn map(&mut self, address: u64, size: u64, handle: u64) -> Option<(u64, Option<Device>)> {
+        let stale = self.take(address).map(|mapping| (address, mapping.owner));
+        let physical = self.handles.get(&handle).copied();
+        if let Some(memory) = physical.and_then(|id| self.physical.get_mut(&id)) {
+            memory.mappings = memory.mappings.saturating_add(1);
+        }
+        self.mappings.insert(address, Mapping { size, owner: None, physical });
+        self.unowned += 1;
+        stale
+    }
+
+    /// Unmaps everything that starts in a range.
+    pub fn unmap(&mut self, address: u64, size: u64) -> Unmapped {
+        let end = address.saturating_add(size);
+        let starts: Vec<u64> = self.mappings.range(address..end).map(|(start, _)| *start).collect();
+        let mut unmapped = Unmapped::default();
+        for start in starts {
+            if let Some(mapping) = self.take(start) {
+                unmapped.mappings.push((start, mapping));
+                unmapped.gone.extend(mapping.physical.and_then(|id| self.drop_if_unheld(id)));
+            }
+        }
+        unmapped
+    }
+
+    pub fn unmap_failed(&mut self, unmapped: Unmapped) {
+        self.restore(unmapped.gone);
+        for (start, mapping) in unmapped.mappings {
+            if let Some(memory) = mapping.physical.and_then(|id| self.physical.get_mut(&id)) {
+                memory.mappings = memory.mappings.saturating_add(1);
+            }
+            self.unowned += usize::from(mapping.owner.is_none());
+            self.mappings.insert(start, mapping);
+        }
+    }
+
+    /// Gives a pool the mappings that its block lies in, as far as they have no owner; returns their
+    /// starts and sizes, and the memory behind them that was in no pool yet.
+    pub fn claim(
+        &mut self,
+        address: u64,
+        size: u64,
+        device: Device,
+    ) -> Vec<(u64, u64, Option<Memory>)> {
+        if self.unowned == 0 {
+            return Vec::new();
+        }
+        let first =
+            self.mappings.range(..=address).next_back().map_or(address, |(start, _)| *start);
+        let end = address.saturating_add(size.max(1));
+        let mut claimed = Vec::new();
+        for (&start, mapping) in self.mappings.range_mut(first..end) {
+            let reaches = start.saturating_add(mapping.size) > address;
+            if mapping.owner.is_none() && reaches {
+                mapping.owner = Some(device);
+                let memory = mapping
+                    .physical
+                    .and_then(|id| self.physical.get_mut(&id))
+                    .filter(|physical| !physical.memory.pooled)
+                    .map(|physical| {
+                        physical.memory.pooled = true;
+                        physical.memory
+                    });
+                claimed.push((start, mapping.size, memory));
+            }
+        }
+        self.unowned -= claimed.len();
+        claimed
+    }
+
+    fn take(&mut self, start: u64) -> Option<Mapping> {
+        let mapping = self.mappings.remove(&start)?;
+        self.unowned -= usize::from(mapping.owner.is_none());
+        if let Some(memory) = mapping.physical.and_then(|id| self.physical.get_mut(&id)) {
+            memory.mappings = memory.mappings.saturating_sub(1);
+        }
+        Some(mapping)
+    }
+
+    fn drop_if_unheld(&mut self, id: u64) -> Option<Physical> {
+        let memory = self.physical.get(&id)?;
+        if memory.handles > 0 || memory.mappings > 0 {
+            return None;
+        }
+        self.physical.remove(&id)
+    }
+
+    fn restore(&mut self, gone: Vec<Physical>) {
+        for memory in gone {
+            self.physical.insert(memory.id, memory);
+        }
+    }
+}
