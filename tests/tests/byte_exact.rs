@@ -15,10 +15,15 @@ use tracer_user::{
 const ENVIRONMENT: [(&str, &str); 2] = [("CUDASIM_DEVICES", "2"), ("CUDASIM_MEMORY", "64G")];
 
 fn start(args: &[&str]) -> Talker {
+    start_with(args, &[])
+}
+
+fn start_with(args: &[&str], more: &[(&str, &str)]) -> Talker {
     let mut all = vec!["--wait"];
     all.extend(args);
+    let environment = [&ENVIRONMENT, more].concat();
     let mut talker =
-        Talker::python(&sandbox_python(), &workload("random_allocs.py"), &all, &ENVIRONMENT);
+        Talker::python(&sandbox_python(), &workload("random_allocs.py"), &all, &environment);
     assert_eq!(talker.line()["ready"], true);
     talker
 }
@@ -74,6 +79,42 @@ fn attached_from_the_start() {
     let last = trace.finish();
     let blocks = only_process(&last).sites.iter().filter(|site| site.level == Level::Pytorch);
     assert_eq!(blocks.map(|site| site.total_blocks).sum::<u64>(), 200_000);
+}
+
+/// Segments made by virtual memory management: the same, to the byte.
+#[test]
+fn expandable_segments() {
+    let conf = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+    let mut talker = start_with(&["--allocs", "60000", "--quiet-points", "6"], &conf);
+    let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+    talker.say("go");
+    assert_eq!(follow(&mut trace, &mut talker, check_whole), 7);
+}
+
+/// Allocators that report no blocks: everything is at the driver level, by call site and device.
+#[test]
+fn allocators_that_do_not_report() {
+    for conf in [
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+    ] {
+        let mut talker = start_with(&["--allocs", "20000", "--quiet-points", "4"], &[conf]);
+        let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+        talker.say("go");
+        let mut most = 0;
+        follow(&mut trace, &mut talker, |snapshot, truth| {
+            assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);
+            let process = only_process(snapshot);
+            for index in 0..2 {
+                let driver = number(truth, &format!("/devices/{index}/driver"));
+                assert_eq!(live_bytes(process, Level::Driver, index), driver, "{conf:?} {truth}");
+                let sites = process.sites.iter().filter(|site| site.live_bytes > 0);
+                assert!(sites.clone().all(|site| site.own_bytes() == site.live_bytes));
+                most = most.max(driver);
+            }
+        });
+        assert!(most > 1 << 30, "the workload is meant to hold something");
+    }
 }
 
 /// Attached when 300 blocks are there already, which are freed in the middle of the trace.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::driver::Block as DriverBlock;
 use crate::model::{AllocatedReserved, AllocatorTotals, StackIndex};
@@ -168,12 +168,14 @@ impl Pool {
         if !all_traced {
             return None;
         }
-        let mut used: FxHashMap<u64, ()> = FxHashMap::default();
-        for address in self.blocks.keys() {
-            let (&start, _) = self.segments.range(..=*address).next_back()?;
-            used.insert(start, ());
+        let mut used: FxHashSet<u64> = FxHashSet::default();
+        for (&address, block) in &self.blocks {
+            // A block may span several mappings.
+            let (&first, _) = self.segments.range(..=address).next_back()?;
+            let end = address.saturating_add(block.size.max(1));
+            used.extend(self.segments.range(first..end).map(|(start, _)| *start));
         }
-        let free = self.segments.iter().filter(|(start, _)| !used.contains_key(start));
+        let free = self.segments.iter().filter(|(start, _)| !used.contains(start));
         Some(free.fold(0u64, |sum, (_, segment)| sum.saturating_add(segment.size)))
     }
 
