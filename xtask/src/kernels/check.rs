@@ -47,7 +47,7 @@ fn check_text(text: &str) -> Result<Outcome> {
     }
     let messages = section(text, "messages").context("the console was cut off")?;
     let exit = said(text, "exit").context("the console was cut off")?;
-    ensure!(exit == "0", "cudatrace ended with {exit}: {}", first_line(messages));
+    ensure!(exit == "0", "cudatrace ended with {exit}: {}", reason(messages));
 
     let count = python
         .lines()
@@ -132,8 +132,21 @@ fn section<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     Some(rest.split_once(&format!("==cudatrace end {name}\n"))?.0.trim())
 }
 
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or("(nothing was said)")
+/// Why cudatrace failed: what it says, and of the verifier's log only the verdict at its end.
+fn reason(messages: &str) -> String {
+    let first = messages.lines().next().unwrap_or("(nothing was said)");
+    let first = first.strip_prefix("cudatrace: ").unwrap_or(first);
+    let is_end =
+        |line: &str| line.starts_with("verification time") || line.starts_with("processed");
+    let verdict = messages.lines().zip(messages.lines().skip(1)).find(|(_, next)| is_end(next));
+    match verdict {
+        Some((verdict, _)) => {
+            let said = first.split(';').next().unwrap_or(first);
+            let verdict = verdict.rsplit("Verifier output: ").next().unwrap_or(verdict);
+            format!("{said}: {verdict}")
+        }
+        None => first.to_owned(),
+    }
 }
 
 fn last_line(text: &str) -> &str {
@@ -182,6 +195,11 @@ mod tests {
     fn the_reason_of_a_failure_is_the_tracers_first_line() {
         let error = check_text(&console(100, "3")).unwrap_err().to_string();
         assert_eq!(error, "cudatrace ended with 3: no luck");
+        let refused = "cudatrace: kernel 6 refused the program `p`; please report it: Verifier \
+                       output: reg\n1: (85) call\nR2 unbounded\nprocessed 2 insns";
+        assert_eq!(reason(refused), "kernel 6 refused the program `p`: R2 unbounded");
+        let at_once = "cudatrace: refused; Verifier output: reserved fields\nverification time 1";
+        assert_eq!(reason(at_once), "refused: reserved fields");
         assert!(check_text("").unwrap_err().to_string().contains("did not boot"));
     }
 }

@@ -10,7 +10,7 @@ mod packages;
 
 use std::{fs, time::Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use self::check::Outcome;
 use crate::workspace::Workspace;
@@ -89,7 +89,6 @@ pub fn run(workspace: &Workspace, refresh: bool, suites: &[String]) -> Result<()
     if !failed.is_empty() {
         bail!("cudatrace fails on {}", failed.join(", "));
     }
-    rows.iter().find(|row| row.result.is_ok()).context("no kernel passed")?;
     Ok(())
 }
 
