@@ -108,6 +108,18 @@ pub fn build(workspace: &Workspace, torch_lib: &Path) -> Result<()> {
     run(compiler(&source, torch_lib, "libnvidia-ml.so.1").arg(source.join("nvml.c")))
 }
 
+/// Compiles the simulated driver alone, `libcuda.so.1`, into a folder: enough for programs that know
+/// only the driver.
+///
+/// # Errors
+///
+/// When the C compiler fails.
+pub fn build_driver(workspace: &Workspace, into: &Path) -> Result<PathBuf> {
+    let source = workspace.root().join("tests/cuda-sim");
+    run(compiler(&source, into, "libcuda.so.1").arg(source.join("driver.c")))?;
+    Ok(into.join("libcuda.so.1"))
+}
+
 fn compiler(source: &Path, into: &Path, soname: &str) -> Command {
     let mut command = Command::new("cc");
     command

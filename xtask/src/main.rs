@@ -1,9 +1,11 @@
 //! cudatrace's own verbs. Each does all of its own set-up from a fresh clone.
 
+mod apt;
 mod command;
 mod cuda_sim;
 mod demo;
 mod ebpf;
+mod kernels;
 mod layers;
 mod sandbox;
 mod test;
@@ -36,6 +38,14 @@ enum Verb {
     Sandbox,
     /// Show the whole thing: a leaking notebook, traced
     Demo,
+    /// Trace on other kernels: boot Debian's in an emulator, and compare with the simulator's count
+    Kernels {
+        /// Look for newer kernels than those in the cache
+        #[arg(long)]
+        refresh: bool,
+        /// Only the kernels of these suites
+        suites: Vec<String>,
+    },
     /// Check the direction of dependence between crates and modules
     Layers,
     /// Run every test that this machine can run
@@ -58,6 +68,7 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::BuildEbpf { check: true } => ebpf::check(&workspace),
         Verb::BuildEbpf { check: false } => ebpf::build(&workspace),
         Verb::Demo => demo::run(&workspace),
+        Verb::Kernels { refresh, suites } => kernels::run(&workspace, *refresh, suites),
         Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
         Verb::Sandbox => {

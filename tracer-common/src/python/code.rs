@@ -1,5 +1,7 @@
 //! Definitions of code objects: names and where the line table lies.
 
+use core::hint::black_box;
+
 use super::layout::PythonLayout;
 use crate::{
     ReadMem,
@@ -53,8 +55,27 @@ pub fn read_lines(
     let filled = if left > LINES_CHUNK as u32 { LINES_CHUNK as u32 } else { left };
     record.offset = offset;
     record.filled = filled;
-    // SAFETY: `filled` is at most the length of `bytes`.
-    unsafe { mem.read(table.wrapping_add(u64::from(offset)), record.bytes.as_mut_ptr(), filled) }
+    read_bytes(table.wrapping_add(u64::from(offset)), filled, &mut record.bytes, mem)
+}
+
+/// Fills the first `length` bytes of `bytes`.
+///
+/// Verifiers of older kernels (6.1 among them) lose the bound of a length when the compiler compares
+/// one register and passes on a copy of another, as it does for a minimum. So the value is made
+/// opaque and compared just before it is used.
+#[inline(always)]
+fn read_bytes<const N: usize>(
+    addr: u64,
+    length: u32,
+    bytes: &mut [u8; N],
+    mem: &impl ReadMem,
+) -> bool {
+    let length = black_box(length);
+    if length > N as u32 {
+        return false;
+    }
+    // SAFETY: `length` is at most the length of `bytes`.
+    unsafe { mem.read(addr, bytes.as_mut_ptr(), length) }
 }
 
 #[inline(always)]
@@ -93,8 +114,7 @@ fn read_string<const N: usize>(
     let filled = if total > N as u64 { N as u32 } else { total as u32 };
     let skipped = if keep == Keep::Tail { total - u64::from(filled) } else { 0 };
     let start = object.wrapping_add(data).wrapping_add(skipped);
-    // SAFETY: `filled` is at most `N`, the length of `bytes`.
-    if unsafe { mem.read(start, string.bytes.as_mut_ptr(), filled) } {
+    if read_bytes(start, filled, &mut string.bytes, mem) {
         string.length = length as u32;
         string.filled = filled as u16;
         string.width = width as u8;

@@ -9,10 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{
-    command::{output, run},
-    workspace::Workspace,
-};
+use crate::{apt::PrivateApt, command::run, workspace::Workspace};
 
 /// Suites whose `rust-src` packages are looked at, besides those that the machine is set up for.
 const SUITES: [&str; 3] = ["trixie-backports", "sid", "forky"];
@@ -58,76 +55,18 @@ fn find(cached: &Path) -> Option<PathBuf> {
         .find(|path| path.join("library/core").is_dir())
 }
 
-/// Downloads and unpacks (does not install) the package, with a private apt state, so that the
-/// machine's own configuration stays as it is. The mirror is the machine's own.
+/// Unpacks (does not install) the distribution's package of the same release.
 fn from_distribution(workspace: &Workspace, version: &str, cached: &Path) -> Result<()> {
-    let mirror = output(Command::new("apt-get").args([
-        "indextargets",
-        "--format",
-        "$(REPO_URI) $(SIGNED_BY)",
-        "Created-By: Packages",
-        "Origin: Debian",
-    ]))?;
-    // Without the index of a suite apt knows no origin; take the configured entries then.
-    let mirror = if mirror.trim().is_empty() {
-        output(Command::new("apt-get").args([
-            "indextargets",
-            "--format",
-            "$(REPO_URI) $(SIGNED_BY)",
-            "Created-By: Packages",
-        ]))?
-    } else {
-        mirror
-    };
-    let (uri, signed_by) = mirror
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .find(|(uri, _)| uri.trim_end_matches('/').ends_with("/debian"))
-        .context("apt knows no mirror of Debian")?;
-    let signed_by =
-        if signed_by.is_empty() { String::new() } else { format!("[signed-by={signed_by}] ") };
-
-    let state = workspace.target("apt");
-    for folder in ["lists/partial", "cache/archives/partial", "download"] {
-        fs::create_dir_all(state.join(folder))?;
-    }
+    let apt = PrivateApt::new(workspace, "rust-src")?;
     for suite in SUITES {
-        fs::write(state.join("sources.list"), format!("deb {signed_by}{uri} {suite} main\n"))?;
-        if run(apt("apt-get", &state).arg("update")).is_err() {
+        if apt.select(suite).is_err() {
             continue;
         }
-        let listing = output(apt("apt-cache", &state).args(["madison", "rust-src"]))?;
-        let Some(found) = listing
-            .lines()
-            .filter_map(|line| line.split('|').nth(1).map(str::trim))
-            .find(|found| found.starts_with(&format!("{version}+")))
-        else {
-            continue;
-        };
-        let download = state.join("download");
-        run(apt("apt-get", &state)
-            .current_dir(&download)
-            .args(["download", &format!("rust-src={found}")]))?;
-        let package = fs::read_dir(&download)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .context("apt downloaded no package")?;
-        run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(cached))?;
-        fs::remove_dir_all(&state)?;
-        return Ok(());
+        let versions = apt.versions("rust-src")?;
+        let release = format!("{version}+");
+        if let Some(found) = versions.iter().find(|found| found.starts_with(&release)) {
+            return apt.unpack("rust-src", found, cached);
+        }
     }
     bail!("no `rust-src` {version} in {}", SUITES.join(", "))
-}
-
-fn apt(program: &str, state: &Path) -> Command {
-    let mut command = Command::new(program);
-    for (key, path) in [
-        ("Dir::Etc::sourcelist", "sources.list"),
-        ("Dir::State::lists", "lists"),
-        ("Dir::Cache", "cache"),
-    ] {
-        command.arg("-o").arg(format!("{key}={}", state.join(path).display()));
-    }
-    command.args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "APT::Sandbox::User=root"]);
-    command
 }
