@@ -75,10 +75,10 @@ pub mod stack_flag {
 pub const MAX_FRAMES: usize = 128;
 
 /// Bytes of one line-table piece ([`LinesRecord`]).
-pub const LINES_CHUNK: usize = 1024;
+pub const LINES_CHUNK: usize = 2048;
 
 /// Most pieces of one line table; longer tables are cut and their later lines are unknown.
-pub const MAX_LINES_CHUNKS: usize = 32;
+pub const MAX_LINES_CHUNKS: usize = 16;
 
 /// The start of every record.
 #[repr(C)]

@@ -152,7 +152,7 @@ fn the_small_records() {
     };
     let Ok(Record::Lines(piece)) = decode(bytes_of(&lines)) else { panic!() };
     assert_eq!((piece.offset, piece.bytes), (1024, vec![1, 1, 1]));
-    assert!(decode(bytes_of(&LinesRecord { filled: 1025, ..lines })).is_err());
+    assert!(decode(bytes_of(&LinesRecord { filled: LINES_CHUNK as u32 + 1, ..lines })).is_err());
 }
 
 #[test]

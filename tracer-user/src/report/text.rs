@@ -7,7 +7,7 @@ use super::{
     folded::holders,
     label::{self, sum},
     sanitize,
-    user_frame::user_frame,
+    user_frame::{is_user_file, user_frame},
 };
 use crate::model::{DeviceSnapshot, Level, ProcessSnapshot, ProcessState, Site, Snapshot};
 
@@ -87,8 +87,8 @@ fn write_process(
             100.0 * line.bytes as f64 / total.max(1) as f64,
             sanitize(&line.name),
         )?;
-        for inner in line.largest.iter().flat_map(|site| inner_frames(site)) {
-            writeln!(out, "  {:>29}{}", "", sanitize(&inner))?;
+        for way in line.largest.iter().flat_map(|site| ways(site)) {
+            writeln!(out, "  {:>29}{}", "", sanitize(&way))?;
         }
     }
     let hidden = lines.iter().filter(|line| line.bytes > 0).count() - shown.len();
@@ -210,17 +210,23 @@ fn line_name(site: &Site) -> String {
     }
 }
 
-/// The frames inside the user's line that lead to its largest part: at most the outermost and the
-/// innermost one.
-fn inner_frames(site: &Site) -> Vec<String> {
-    let Some(user) = user_frame(&site.frames) else { return Vec::new() };
-    let inner = site.frames.iter().take_while(|frame| !std::ptr::eq(*frame, user));
-    let inner: Vec<String> = inner.map(label::frame).collect();
-    match inner.as_slice() {
-        [] => Vec::new(),
-        [only] => vec![format!("└ {only}")],
-        [innermost, .., outermost] => vec![format!("└ {outermost} … {innermost}")],
+/// How the largest part of a line came about: the user's own frame that called the line's function,
+/// and the library frames between the line and the allocation (the outermost and the innermost one).
+fn ways(site: &Site) -> Vec<String> {
+    let Some(position) = site.frames.iter().position(|frame| is_user_file(&frame.file)) else {
+        return Vec::new();
+    };
+    let inner: Vec<String> = site.frames[..position].iter().map(label::frame).collect();
+    let mut ways = Vec::new();
+    if let Some(caller) = user_frame(&site.frames[position + 1..]) {
+        ways.push(format!("from {}", label::frame(caller)));
     }
+    match inner.as_slice() {
+        [] => {}
+        [only] => ways.push(format!("└ {only}")),
+        [innermost, .., outermost] => ways.push(format!("└ {outermost} … {innermost}")),
+    }
+    ways
 }
 
 fn write_accuracy(snapshot: &Snapshot, out: &mut impl io::Write) -> io::Result<()> {
