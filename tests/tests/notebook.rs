@@ -117,3 +117,32 @@ fn out_of_memory_is_a_failure_with_its_size() {
         assert_eq!(failure.bytes, 20 << 30);
     }
 }
+
+/// torch is imported by a thread, and allocates 50 ms later: nothing is missed, neither with the
+/// libraries foreseen nor where they come from a folder that nobody could foresee.
+#[test]
+fn a_late_import_in_a_thread_misses_nothing() {
+    let packages = cudatrace_tests::simulated_driver();
+    let (lib, packages) = (packages.parent().unwrap(), packages.ancestors().nth(3).unwrap());
+    let (lib, packages) = (lib.to_str().unwrap(), packages.to_str().unwrap());
+    let hidden = std::fs::read_link(sandbox_python()).unwrap();
+    let hidden = sandbox_python().parent().unwrap().join(hidden).canonicalize().unwrap();
+    // The sandbox's interpreter finds torch by itself; the one that it was made from does not, and
+    // only its driver is foreseen, by the loader's path.
+    for (python, path) in [(sandbox_python(), ""), (hidden, packages)] {
+        let env = [("LD_LIBRARY_PATH", lib), ("CUDASIM_DEVICES", "1")];
+        let mut talker = Talker::python(&python, &workload("late_import.py"), &[path], &env);
+        assert_eq!(talker.line()["ready"], true);
+        let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+        talker.say("go");
+        let truth = trace.line(&mut talker);
+        let snapshot = trace.snapshot();
+        let process = only_process(&snapshot);
+        assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);
+        assert_eq!(pool_sites(&process.sites).map(|site| site.total_blocks).sum::<u64>(), 1000);
+        let device = device(process, 0);
+        assert_eq!(device.before_attach.allocated_bytes, 0);
+        assert_eq!(device.allocated_bytes, truth["allocated"].as_u64().unwrap());
+        talker.say("end");
+    }
+}
