@@ -2,9 +2,10 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
-    process::{Command, Output, Stdio},
-    thread,
+    process::{Child, Command, Output, Stdio},
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -27,6 +28,45 @@ fn assert_refused(output: &Output, code: i32, message: &str) {
     assert_eq!(output.status.code(), Some(code), "{text}");
     assert!(text.contains(message), "{text}");
     assert!(!text.contains("panicked"), "{text}");
+}
+
+/// Starts the program and waits until it says that it is attached. Its standard error is read on, so
+/// that it never blocks; the text is in `Tracer::errors`.
+struct Tracer {
+    child: Child,
+    errors: JoinHandle<String>,
+}
+
+fn attach(command: &mut Command) -> Tracer {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut text = String::new();
+    loop {
+        let line =
+            lines.next().unwrap_or_else(|| panic!("it ended before it was attached: {text}"));
+        text.push_str(&line);
+        text.push('\n');
+        if line.contains("attached to") {
+            break;
+        }
+    }
+    let errors = thread::spawn(move || {
+        lines.for_each(|line| {
+            text.push_str(&line);
+            text.push('\n');
+        });
+        text
+    });
+    Tracer { child, errors }
+}
+
+impl Tracer {
+    /// Waits for its end; standard output and error.
+    fn finish(self) -> Output {
+        let mut output = self.child.wait_with_output().unwrap();
+        output.stderr = self.errors.join().unwrap().into_bytes();
+        output
+    }
 }
 
 /// A process that leaks 4 MB every 20 ms, after a first line.
@@ -129,15 +169,15 @@ fn flamegraph_verb_writes_at_ctrl_c() {
     let target = leaking();
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("leak.svg");
-    let mut tracer = Command::new(cudatrace())
-        .args(["flamegraph", "--pid", &target.pid().to_string(), "-o"])
-        .arg(&svg)
-        .spawn()
-        .unwrap();
-    thread::sleep(Duration::from_secs(2));
+    let tracer = attach(
+        Command::new(cudatrace())
+            .args(["flamegraph", "--pid", &target.pid().to_string(), "-o"])
+            .arg(&svg),
+    );
+    thread::sleep(Duration::from_secs(1));
     // SAFETY: our own child, which has not been waited for.
-    unsafe { libc::kill(tracer.id() as i32, libc::SIGINT) };
-    assert!(tracer.wait().unwrap().success(), "Ctrl-C is a normal end");
+    unsafe { libc::kill(tracer.child.id() as i32, libc::SIGINT) };
+    assert!(tracer.finish().status.success(), "Ctrl-C is a normal end");
     assert!(fs::read_to_string(&svg).unwrap().contains("step (leak.py:"));
 }
 
@@ -192,15 +232,13 @@ fn an_unknown_python_is_traced_without_python_frames() {
     let script = workload("stacks.py");
     let mut target = Talker::python(&python, &script, &[driver.to_str().unwrap()], &[]);
     assert_eq!(target.line()["ready"], true);
-    let tracer = Command::new(cudatrace())
-        .args(["--pid", &target.pid().to_string(), "--duration", "3s", "--format", "json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    let tracer = attach(
+        Command::new(cudatrace())
+            .args(["--pid", &target.pid().to_string(), "--duration", "3s", "--format", "json"])
+            .stdout(Stdio::piped()),
+    );
     target.say("go");
-    let output = tracer.wait_with_output().unwrap();
+    let output = tracer.finish();
     assert!(output.status.success());
     assert!(stderr(&output).contains("CPython 3.7 is not supported"), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -214,13 +252,11 @@ fn an_unknown_python_is_traced_without_python_frames() {
 fn a_second_tracer_is_refused() {
     let target = leaking();
     let pid = target.pid().to_string();
-    let mut first =
-        Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()).spawn().unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    let mut first = attach(Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()));
     let output = run(&["--pid", &pid]);
-    first.kill().unwrap();
-    first.wait().unwrap();
-    let message = format!("already traced by cudatrace (pid {})", first.id());
+    first.child.kill().unwrap();
+    let message = format!("already traced by cudatrace (pid {})", first.child.id());
+    first.finish();
     assert_refused(&output, 1, &message);
 }
 
@@ -238,14 +274,18 @@ fn a_killed_tracer_leaves_nothing_behind() {
     thread::sleep(Duration::from_secs(2));
     let pid = target.pid().to_string();
     let before = kernel_objects();
-    let mut tracer =
-        Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()).spawn().unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    let mut tracer = attach(Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()));
     let during = kernel_objects();
     assert!(during.iter().zip(&before).all(|(now, then)| now > then), "{during:?} {before:?}");
-    tracer.kill().unwrap();
-    tracer.wait().unwrap();
-    thread::sleep(Duration::from_millis(500));
+    tracer.child.kill().unwrap();
+    tracer.finish();
+    // The kernel frees programs and maps after a grace period.
+    for _ in 0..100 {
+        if kernel_objects() == before {
+            break;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
     assert_eq!(kernel_objects(), before, "the kernel has dropped all that was ours");
     assert!(target.is_running(), "the target goes on");
 
@@ -284,15 +324,15 @@ fn a_target_may_vanish_at_any_moment() {
 fn the_end_of_the_target_ends_in_its_last_report() {
     let mut target = leaking();
     let pid = target.pid();
-    let tracer = Command::new(cudatrace())
-        .args(["--pid", &pid.to_string(), "--format", "json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    thread::sleep(Duration::from_secs(2));
+    let tracer = attach(
+        Command::new(cudatrace())
+            .args(["--pid", &pid.to_string(), "--format", "json"])
+            .stdout(Stdio::piped()),
+    );
+    thread::sleep(Duration::from_secs(1));
     // SAFETY: our own child, which has not been waited for.
     unsafe { libc::kill(pid as i32, libc::SIGKILL) };
-    let output = tracer.wait_with_output().unwrap();
+    let output = tracer.finish();
     assert!(output.status.success());
     target.wait();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -305,14 +345,14 @@ fn the_end_of_the_target_ends_in_its_last_report() {
 fn exec_ends_the_trace_and_keeps_what_was_seen() {
     let mut target = Talker::python(&sandbox_python(), &workload("leak.py"), &["--then-exec"], &[]);
     assert_eq!(target.line()["ready"], true);
-    let tracer = Command::new(cudatrace())
-        .args(["--pid", &target.pid().to_string(), "--format", "json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    thread::sleep(Duration::from_secs(2));
+    let tracer = attach(
+        Command::new(cudatrace())
+            .args(["--pid", &target.pid().to_string(), "--format", "json"])
+            .stdout(Stdio::piped()),
+    );
+    thread::sleep(Duration::from_secs(1));
     target.say("exec");
-    let output = tracer.wait_with_output().unwrap();
+    let output = tracer.finish();
     assert!(output.status.success());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let process = &report["processes"][0];

@@ -78,6 +78,8 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
     // SAFETY: a map value of this thread's own call, copied before it is removed.
     let call = unsafe { *call };
     let _ = IN_FLIGHT.remove(key);
+    // Before anything branches on the result: the verifier would go through the walk for each case.
+    let stack = if shape.stack != 0 { stack::take(&target) } else { Taken { id: 0, flags: 0 } };
     let result: u64 = ctx.ret();
     let error = result as u32;
     let phase = if error == 0 { phase::DONE } else { phase::FAILED };
@@ -85,7 +87,6 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
         // Reported at the entry, and it came true.
         return None;
     }
-    let stack = if shape.stack != 0 { stack::take(&target) } else { Taken { id: 0, flags: 0 } };
     report(&target, index, &shape, &call, phase, error, stack);
     Some(())
 }
