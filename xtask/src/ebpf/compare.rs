@@ -18,38 +18,53 @@ pub fn differences(committed: &[u8], built: &[u8]) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for (name, content) in &committed {
         match built.get(name) {
-            None => lines.push(format!("`{name}` is only in the committed object")),
-            Some(other) if other != content => lines.push(format!("`{name}` differs")),
+            None => lines.push(format!("{name} is only in the committed object")),
+            Some(other) if other != content => lines.push(format!("{name} differs")),
             Some(_) => {}
         }
     }
     for name in built.keys().filter(|name| !committed.contains_key(*name)) {
-        lines.push(format!("`{name}` is only in the built object"));
+        lines.push(format!("{name} is only in the built object"));
     }
     Ok(lines)
 }
 
-/// Bytes of every section, with its relocations by symbol name.
+/// What the loader reads, by what to call it in a message: the bytes of every section with its
+/// relocations, and the place of every symbol that has a name for others (programs and maps).
 fn contents(data: &[u8]) -> Result<BTreeMap<String, Vec<u8>>> {
     let file = object::File::parse(data)?;
-    let mut contents = BTreeMap::new();
+    let mut contents: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for section in file.sections() {
         let name = section.name()?;
         if IRRELEVANT.contains(&name) || name.starts_with(".debug") || name.starts_with(".rel") {
             continue;
         }
-        let mut content = section.uncompressed_data()?.into_owned();
+        // Two sections may share a name.
+        let content = contents.entry(format!("section `{name}`")).or_default();
+        content.extend(section.uncompressed_data()?.iter());
         for (offset, relocation) in section.relocations() {
             content.extend(offset.to_le_bytes());
+            content.extend(relocation.addend().to_le_bytes());
+            content.extend(format!("{:?}", relocation.flags()).bytes());
             if let RelocationTarget::Symbol(index) = relocation.target() {
-                let symbol = file.symbol_by_index(index)?;
-                content.extend(symbol.name()?.bytes());
-                content.extend(symbol.address().to_le_bytes());
+                content.extend(place(&file, &file.symbol_by_index(index)?)?.bytes());
             }
         }
-        contents.insert(name.to_owned(), content);
+    }
+    for symbol in file.symbols().filter(|symbol| symbol.is_global() && symbol.is_definition()) {
+        let place = format!("{} {:?}", place(&file, &symbol)?, symbol.kind());
+        contents.insert(format!("symbol `{}`", symbol.name()?), place.into_bytes());
     }
     Ok(contents)
+}
+
+/// Name, section, offset and size. The section belongs to it: its own symbol has no name.
+fn place(file: &object::File<'_>, symbol: &object::Symbol<'_, '_>) -> Result<String> {
+    let section = match symbol.section_index() {
+        Some(index) => file.section_by_index(index)?.name()?.to_owned(),
+        None => String::new(),
+    };
+    Ok(format!("{} {section} {} {};", symbol.name()?, symbol.address(), symbol.size()))
 }
 
 #[cfg(test)]
@@ -81,7 +96,70 @@ mod tests {
             let (start, size) = range(&changed, section);
             changed[start + size / 2] ^= 1;
             let lines = differences(&object(), &changed).unwrap();
-            assert_eq!(lines, [format!("`{section}` differs")]);
+            assert_eq!(lines, [format!("section `{section}` differs")]);
+        }
+    }
+
+    #[test]
+    fn every_byte_of_an_instruction_counts() {
+        let (start, _) = range(&object(), "uprobe");
+        for byte in 0..8 {
+            let mut changed = object();
+            changed[start + byte] ^= 0x10;
+            let lines = differences(&object(), &changed).unwrap();
+            assert_eq!(lines, ["section `uprobe` differs"], "byte {byte}");
+        }
+    }
+
+    /// The entries of `.reluprobe` are 16 bytes: offset, then type and symbol in 32 bits each.
+    #[test]
+    fn a_relocation_elsewhere_of_another_type_or_to_another_symbol_is_noticed() {
+        let data = object();
+        let (start, size) = range(&data, ".reluprobe");
+        let other = data[start..start + size]
+            .chunks(16)
+            .find(|entry| entry[12..] != data[start + 12..start + 16])
+            .unwrap();
+        for (at, bytes) in [(0, &[8][..]), (8, &[2]), (12, &other[12..])] {
+            let mut changed = data.clone();
+            assert_ne!(&changed[start + at..start + at + bytes.len()], bytes);
+            changed[start + at..start + at + bytes.len()].copy_from_slice(bytes);
+            let lines = differences(&data, &changed).unwrap();
+            assert_eq!(lines, ["section `uprobe` differs"], "field at {at}");
+        }
+    }
+
+    /// In `.text` and `.rodata` alike the section's own symbol has no name and lies at 0.
+    #[test]
+    fn a_relocation_to_another_section_is_noticed() {
+        let data = object();
+        let file = object::File::parse(&*data).unwrap();
+        let section = |name| file.section_by_name(name).unwrap().index();
+        let symbol = |section| {
+            let symbols = file.symbols();
+            symbols
+                .filter(|s| s.kind() == object::SymbolKind::Section)
+                .find(|s| s.section_index() == Some(section))
+                .unwrap()
+        };
+        let places = [".text", ".rodata"].map(|n| place(&file, &symbol(section(n))).unwrap());
+        assert_ne!(places[0], places[1]);
+    }
+
+    #[test]
+    fn a_renamed_program_or_map_is_noticed() {
+        let data = object();
+        for name in ["torch_report", "PROCESSES"] {
+            let (start, size) = range(&data, ".strtab");
+            let at =
+                data[start..start + size].windows(name.len()).position(|w| w == name.as_bytes());
+            let mut changed = data.clone();
+            changed[start + at.unwrap()] = b'x';
+            let lines = differences(&data, &changed).unwrap();
+            assert!(lines.contains(&format!("symbol `{name}` is only in the committed object")));
+            assert!(
+                lines.contains(&format!("symbol `x{}` is only in the built object", &name[1..]))
+            );
         }
     }
 

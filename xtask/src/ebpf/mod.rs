@@ -68,7 +68,7 @@ fn compile(workspace: &Workspace, lint: bool) -> Result<Vec<u8>> {
         PathBuf::from,
     );
     let remap = |path: &Path, to: &str| format!("--remap-path-prefix={}={to}", path.display());
-    let flags = [
+    let mut flags = vec![
         format!("-Clinker={}", linker.display()),
         "-Ctarget-cpu=v3".into(),
         "-Cdebuginfo=2".into(),
@@ -79,6 +79,11 @@ fn compile(workspace: &Workspace, lint: bool) -> Result<Vec<u8>> {
         remap(&fs::canonicalize(sysroot.join("lib/rustlib/src/rust"))?, "rust"),
         remap(&sysroot.join("lib/rustlib/src/rust"), "rust"),
     ];
+    // The last prefix that fits counts. A registry's folder is named after its host, so a mirror
+    // would change the object. xtask's own crates come from it: it is there.
+    for registry in folders(&cargo_home.join("registry/src"))? {
+        flags.push(remap(&registry, "cargo"));
+    }
     let cargo = |verb: &str, more: &[&str]| {
         run(Command::new("cargo")
             .current_dir(workspace.root())
@@ -111,14 +116,27 @@ fn rustc_version(workspace: &Workspace) -> Result<String> {
     Ok(release.context("`rustc -vV` names no release")?.to_owned())
 }
 
+/// The folders in a folder, in order; none when it is not there.
+fn folders(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut folders = Vec::new();
+    if folder.is_dir() {
+        for entry in fs::read_dir(folder)? {
+            folders.push(entry?.path());
+        }
+    }
+    folders.sort();
+    Ok(folders)
+}
+
 /// bpf-linker in `target/tools`, from the user's cache or built there.
 fn linker(workspace: &Workspace, rustc: &str) -> Result<PathBuf> {
-    let tools = workspace.target("tools");
-    let binary = tools.join("bin/bpf-linker");
+    let key = format!("bpf-linker-{BPF_LINKER}-rustc-{rustc}");
+    let tools = workspace.target("tools").join(&key);
+    let binary = tools.join("bpf-linker");
     if binary.exists() {
         return Ok(binary);
     }
-    let cached = workspace.cache(&format!("bpf-linker-{BPF_LINKER}-rustc-{rustc}"))?;
+    let cached = workspace.cache(&key)?;
     if !cached.join("bin/bpf-linker").exists() {
         // It loads the LLVM of the rustc that built it, so the toolchain is part of the key.
         run(Command::new("cargo")
@@ -128,8 +146,11 @@ fn linker(workspace: &Workspace, rustc: &str) -> Result<PathBuf> {
             .arg("--target-dir")
             .arg(workspace.target("bpf-linker")))?;
     }
-    fs::create_dir_all(tools.join("bin"))?;
-    fs::copy(cached.join("bin/bpf-linker"), &binary)
+    fs::create_dir_all(&tools)?;
+    // Under another name first: half a copy must not be taken for the linker.
+    let partial = tools.join("partial");
+    fs::copy(cached.join("bin/bpf-linker"), &partial)
+        .and_then(|_| fs::rename(&partial, &binary))
         .with_context(|| format!("cannot copy bpf-linker to `{}`", binary.display()))?;
     Ok(binary)
 }
