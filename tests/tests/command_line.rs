@@ -372,3 +372,17 @@ fn a_closed_pipe_is_success() {
     drop(tracer.stdout.take());
     assert!(tracer.wait().unwrap().success());
 }
+
+/// A target that does what it can to be in the way: names that are no text, a library mapped as data,
+/// files that are no files.
+#[test]
+fn a_hostile_target_is_traced_all_the_same() {
+    let mut target =
+        Talker::python(&sandbox_python(), &workload("hostile.py"), &["\u{1b}[2Jarg"], &[]);
+    assert_eq!(target.line()["ready"], true);
+    let output = run(&["--pid", &target.pid().to_string(), "--duration", "1s"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(text.contains("CPython 3.") && text.contains("hostile.py"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+}

@@ -2,14 +2,17 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
+    fs::{File, OpenOptions},
     io,
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use object::{
     Endianness, Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _, ReadCache,
-    ReadRef as _, elf::FileHeader64, read::elf::ElfFile,
+    ReadRef as _, SegmentFlags,
+    elf::{FileHeader64, PF_X},
+    read::elf::ElfFile,
 };
 use thiserror::Error;
 
@@ -53,6 +56,20 @@ struct Segment {
     address: u64,
     offset: u64,
     file_size: u64,
+    executable: bool,
+}
+
+/// Opens a file that lies in a traced process's reach: only a regular one, and without waiting.
+///
+/// # Errors
+///
+/// When it is not there or not a regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    Ok(file)
 }
 
 /// What was asked of a file.
@@ -74,10 +91,7 @@ impl Elf {
     pub fn open(path: &Path, names: &[&str]) -> Result<Self, ElfError> {
         let read = |source| ElfError::Read { path: path.to_owned(), source };
         let malformed = |source| ElfError::Malformed { path: path.to_owned(), source };
-        let file = File::open(path).map_err(read)?;
-        if !file.metadata().map_err(read)?.is_file() {
-            return Err(read(io::Error::other("not a regular file")));
-        }
+        let file = open_regular(path).map_err(read)?;
         let cache = ReadCache::new(file);
         let elf: ElfFile<'_, FileHeader64<Endianness>, _> =
             ElfFile::parse(&cache).map_err(malformed)?;
@@ -85,7 +99,12 @@ impl Elf {
             .segments()
             .map(|segment| {
                 let (offset, file_size) = segment.file_range();
-                Segment { address: segment.address(), offset, file_size }
+                Segment {
+                    address: segment.address(),
+                    offset,
+                    file_size,
+                    executable: matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & PF_X != 0),
+                }
             })
             .collect();
         let mut symbols = HashMap::new();
@@ -132,12 +151,13 @@ impl Elf {
     /// What has to be added to a virtual address to get the address in the process that has mapped
     /// the file.
     pub fn load_bias(&self, mapped: &MappedFile) -> Option<u64> {
-        mapped.ranges.iter().find_map(|range| {
-            self.segments.iter().find_map(|segment| {
+        // Only code: a process may map the same file again, as data, at any offset.
+        mapped.ranges.iter().filter(|range| range.executable).find_map(|range| {
+            self.segments.iter().filter(|segment| segment.executable).find_map(|segment| {
                 // A mapping starts at the page of its segment's first byte.
                 let page = segment.offset & !0xfff;
-                (page == range.offset)
-                    .then(|| range.start.wrapping_sub(segment.address - (segment.offset - page)))
+                let first = segment.address.wrapping_sub(segment.offset - page);
+                (page == range.offset).then(|| range.start.wrapping_sub(first))
             })
         })
     }

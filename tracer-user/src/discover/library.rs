@@ -6,13 +6,15 @@
 use std::{
     collections::HashSet,
     fs,
+    io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use super::{
+    elf::open_regular,
     maps::{MappedFile, in_root},
-    process::{PROC, open},
+    process::{PROC, command_line, environment},
 };
 use crate::model::Pid;
 
@@ -114,15 +116,7 @@ struct Environment(Vec<(String, String)>);
 
 impl Environment {
     fn of(pid: Pid) -> Self {
-        let variables = open(pid).ok().and_then(|process| process.environ().ok());
-        let text = |value: std::ffi::OsString| value.into_string().ok();
-        Self(
-            variables
-                .unwrap_or_default()
-                .into_iter()
-                .filter_map(|(name, value)| Some((text(name)?, text(value)?)))
-                .collect(),
-        )
+        Self(environment(pid))
     }
 
     fn get(&self, name: &str) -> Option<&str> {
@@ -140,13 +134,11 @@ fn import_path(pid: Pid, minor: u8, environment: &Environment) -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = Vec::new();
     let above = |path: &Path| path.parent().and_then(Path::parent).map(Path::to_owned);
     // How it was called: inside a virtual environment this is the environment's own link.
-    if let Some(called) = open(pid).ok().and_then(|process| process.cmdline().ok())
-        && let Some(first) = called.first()
-    {
+    if let Some(first) = command_line(pid).first() {
         let path = PathBuf::from(first);
         if path.is_absolute() {
             prefixes.extend(above(&path));
-        } else if !first.contains('/') {
+        } else if path.components().count() == 1 {
             // Looked up on PATH; a shell or a launcher would have found the first one.
             prefixes.extend(
                 environment
@@ -201,16 +193,41 @@ fn system_folders(pid: Pid) -> Vec<PathBuf> {
         return folders;
     };
     for entry in entries.flatten().take(64) {
-        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let text = read_regular(&entry.path()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
         let lines = text.lines().map(str::trim).filter(|line| line.starts_with('/'));
         folders.extend(lines.map(PathBuf::from));
     }
     folders
 }
 
+/// Bytes that are read of a configuration file.
+const MAX_CONFIGURATION: u64 = 64 * 1024;
+
+/// The first bytes of a file in the target's root, if it is a regular file: it may as well be a pipe
+/// that nobody writes to.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_regular(path)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_CONFIGURATION).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_file_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("x.conf");
+        let status = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(status.success());
+        assert!(read_regular(&pipe).is_err());
+        let file = folder.path().join("y.conf");
+        fs::write(&file, vec![b'x'; 100_000]).unwrap();
+        assert_eq!(read_regular(&file).unwrap().len() as u64, MAX_CONFIGURATION);
+    }
 
     #[test]
     fn libraries_are_told_by_their_names() {

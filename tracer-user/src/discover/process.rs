@@ -1,14 +1,22 @@
 //! A process: who it is.
 
-use std::{fs, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read as _},
+    os::unix::ffi::OsStringExt as _,
+    path::PathBuf,
+};
 
-use procfs::process::Process;
 use thiserror::Error;
 
 use crate::model::Pid;
 
 /// Where the process file system is mounted.
 pub const PROC: &str = "/proc";
+
+/// Bytes that are read of one of a process's files.
+const MAX_FILE: u64 = 4 << 20;
 
 /// Longest command line that is kept, in characters.
 const MAX_COMMAND: usize = 400;
@@ -28,7 +36,7 @@ pub enum ProcessError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: procfs::ProcError,
+        source: io::Error,
     },
     /// A thread's id was given.
     #[error("{thread} is a thread of process {process}; run it with `--pid {process}`")]
@@ -65,25 +73,77 @@ pub struct ProcessInfo {
     pub nested_namespaces: usize,
 }
 
-/// The handle to a process below [`PROC`].
-///
-/// # Errors
-///
-/// [`ProcessError::NotFound`].
-pub fn open(pid: Pid) -> Result<Process, ProcessError> {
-    Process::new(pid.0 as i32).map_err(|error| match error {
-        procfs::ProcError::NotFound(_) => ProcessError::NotFound(pid),
-        source => unreadable(pid, "", source),
+/// Reads a file of a process below [`PROC`]. Its text is bytes: names in it are whatever the process
+/// likes.
+fn read(pid: Pid, file: &str) -> Result<Vec<u8>, ProcessError> {
+    let path = PathBuf::from(format!("{PROC}/{}/{file}", pid.0));
+    let opened = File::open(&path).and_then(|file| {
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    });
+    opened.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) => ProcessError::NotFound(pid),
+        _ => ProcessError::Unreadable { path, source },
     })
 }
 
-fn unreadable(pid: Pid, file: &str, source: procfs::ProcError) -> ProcessError {
-    match source {
-        procfs::ProcError::NotFound(_) => ProcessError::NotFound(pid),
-        source => {
-            ProcessError::Unreadable { path: format!("{PROC}/{}/{file}", pid.0).into(), source }
-        }
+/// What the kernel says in `/proc/PID/stat`, by proc(5).
+struct Stat {
+    name: String,
+    state: char,
+    flags: u64,
+    start_ticks: u64,
+    exit_code: Option<i32>,
+}
+
+impl Stat {
+    fn read(pid: Pid) -> Result<Self, ProcessError> {
+        let bytes = read(pid, "stat")?;
+        Self::parse(&bytes).ok_or(ProcessError::NotFound(pid))
     }
+
+    /// `pid (name) state …`; the name may hold anything, also parentheses.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let open = bytes.iter().position(|&byte| byte == b'(')?;
+        let close = bytes.iter().rposition(|&byte| byte == b')')?;
+        let name = bytes.get(open + 1..close)?;
+        let rest = std::str::from_utf8(bytes.get(close + 1..)?).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // The first of them is the third of proc(5).
+        let field = |number: usize| fields.get(number - 3).copied();
+        Some(Self {
+            name: String::from_utf8_lossy(name).into_owned(),
+            state: field(3)?.chars().next()?,
+            flags: field(9)?.parse().ok()?,
+            start_ticks: field(22)?.parse().ok()?,
+            exit_code: field(52).and_then(|code| code.parse().ok()),
+        })
+    }
+
+    fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// The words that the process was started with.
+pub(super) fn command_line(pid: Pid) -> Vec<OsString> {
+    words(read(pid, "cmdline").unwrap_or_default())
+}
+
+/// The variables that the process was started with, as far as they are text.
+pub(super) fn environment(pid: Pid) -> Vec<(String, String)> {
+    let variables = words(read(pid, "environ").unwrap_or_default());
+    let text = variables.into_iter().filter_map(|variable| variable.into_string().ok());
+    text.filter_map(|variable| {
+        variable.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()))
+    })
+    .collect()
+}
+
+fn words(bytes: Vec<u8>) -> Vec<OsString> {
+    let words = bytes.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| OsString::from_vec(word.to_vec())).collect()
 }
 
 /// Looks a process up.
@@ -92,47 +152,54 @@ fn unreadable(pid: Pid, file: &str, source: procfs::ProcError) -> ProcessError {
 ///
 /// [`ProcessError`] when it is gone, a thread, a zombie or a kernel thread.
 pub fn inspect(pid: Pid) -> Result<ProcessInfo, ProcessError> {
-    let process = open(pid)?;
-    let status = process.status().map_err(|e| unreadable(pid, "status", e))?;
-    if status.tgid != status.pid {
-        return Err(ProcessError::Thread { thread: pid, process: Pid(status.tgid as u32) });
+    let status = read(pid, "status")?;
+    let status = String::from_utf8_lossy(&status);
+    let numbers = |name: &str| -> Vec<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(Vec::new(), |line| {
+            line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+        })
+    };
+    if let Some(&process) = numbers("Tgid:").first()
+        && process != pid.0
+    {
+        return Err(ProcessError::Thread { thread: pid, process: Pid(process) });
     }
-    let stat = process.stat().map_err(|e| unreadable(pid, "stat", e))?;
-    if matches!(stat.state, 'Z' | 'X') {
+    let stat = Stat::read(pid)?;
+    if stat.is_dead() {
         return Err(ProcessError::Zombie(pid));
     }
-    const PF_KTHREAD: u32 = 0x0020_0000;
+    const PF_KTHREAD: u64 = 0x0020_0000;
     if stat.flags & PF_KTHREAD != 0 {
         return Err(ProcessError::KernelThread(pid));
     }
-    let command = process.cmdline().unwrap_or_default().join(" ");
-    let command = if command.is_empty() { format!("[{}]", stat.comm) } else { command };
+    let command: Vec<String> =
+        command_line(pid).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let command = if command.is_empty() { format!("[{}]", stat.name) } else { command.join(" ") };
+    let groups = read(pid, "cgroup").unwrap_or_default();
     Ok(ProcessInfo {
         pid,
-        start_ticks: stat.starttime,
-        start_time: start_time(stat.starttime),
+        start_ticks: stat.start_ticks,
+        start_time: start_time(stat.start_ticks),
         command: command.chars().take(MAX_COMMAND).collect(),
-        user: Some(user_name(status.euid)),
-        container: process.cgroups().ok().and_then(|groups| {
-            groups.0.iter().find_map(|group| container_id(&group.pathname).map(str::to_owned))
-        }),
-        nested_namespaces: status.nspid.map_or(0, |ids| ids.len().saturating_sub(1)),
+        // Real, effective, saved, file system.
+        user: numbers("Uid:").get(1).map(|&uid| user_name(uid)),
+        container: String::from_utf8_lossy(&groups)
+            .lines()
+            .find_map(container_id)
+            .map(str::to_owned),
+        nested_namespaces: numbers("NSpid:").len().saturating_sub(1),
     })
 }
 
 /// Whether the pid still means the process that started at `start_ticks`, and it is alive.
 pub fn is_same(pid: Pid, start_ticks: u64) -> bool {
-    open(pid)
-        .and_then(|process| process.stat().map_err(|e| unreadable(pid, "stat", e)))
-        .is_ok_and(|stat| stat.starttime == start_ticks && !matches!(stat.state, 'Z' | 'X'))
+    Stat::read(pid).is_ok_and(|stat| stat.start_ticks == start_ticks && !stat.is_dead())
 }
 
 /// How a process ended, such as `exit 0` or `signal 9`, while its parent has not collected it.
 pub fn ending(pid: Pid) -> Option<String> {
-    let stat = open(pid).ok()?.stat().ok()?;
-    if stat.state != 'Z' {
-        return None;
-    }
+    let stat = Stat::read(pid).ok().filter(|stat| stat.state == 'Z')?;
     let status = stat.exit_code?;
     Some(match status & 0x7f {
         0 => format!("exit {}", status >> 8 & 0xff),
@@ -145,7 +212,7 @@ fn start_time(ticks: u64) -> Option<String> {
     let boot = fs::read_to_string(format!("{PROC}/stat")).ok()?;
     let boot: u64 =
         boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
-    let seconds = boot + ticks / procfs::ticks_per_second();
+    let seconds = boot.checked_add(ticks / rustix::param::clock_ticks_per_second().max(1))?;
     let date = time::OffsetDateTime::from_unix_timestamp(seconds as i64).ok()?;
     date.format(&time::format_description::well_known::Rfc3339).ok()
 }
@@ -190,6 +257,19 @@ mod tests {
     #[test]
     fn a_pid_that_nobody_has_is_not_found() {
         assert!(matches!(inspect(Pid(4_194_304)), Err(ProcessError::NotFound(_))));
+    }
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let fields = "S 1 2 3 4 5 4194304 7 8 9 10 11 12 13 14 15 16 17 18 4711 21 22";
+        for name in [&b"python"[..], b"a) R (b", b"new\nline", b"\xff\xfe"] {
+            let stat = [b"42 (", name, b") ", fields.as_bytes()].concat();
+            let stat = Stat::parse(&stat).unwrap();
+            assert_eq!(stat.name, String::from_utf8_lossy(name));
+            assert_eq!((stat.state, stat.flags, stat.start_ticks), ('S', 4_194_304, 4711));
+            assert_eq!(stat.exit_code, None);
+        }
+        assert!(Stat::parse(b"42 (x").is_none() && Stat::parse(b"").is_none());
     }
 
     #[test]

@@ -204,8 +204,8 @@ fn identity(
     memory: &ProcessMemory,
 ) -> Option<Identity> {
     if memory.read_u64(runtime) == Some(DEBUG_COOKIE) {
-        let free_threaded = memory.read_u64(runtime + 16)? != 0;
-        return Identity::from_hex(memory.read_u64(runtime + 8)?, free_threaded);
+        let free_threaded = memory.read_u64(runtime.wrapping_add(16))? != 0;
+        return Identity::from_hex(memory.read_u64(runtime.wrapping_add(8))?, free_threaded);
     }
     if let Some(symbol) = elf.symbol(VERSION) {
         let version = memory.read_u32(symbol.address.wrapping_add(bias))?;
@@ -233,7 +233,8 @@ fn check_debug_offsets(
     memory: &ProcessMemory,
 ) -> Result<(), PythonError> {
     for slot in known.debug_offsets {
-        let found = memory.read_u64(runtime + u64::from(slot.position)).unwrap_or(u64::MAX);
+        let found =
+            memory.read_u64(runtime.wrapping_add(u64::from(slot.position))).unwrap_or(u64::MAX);
         if found != u64::from(slot.expected) {
             return Err(PythonError::OtherStructures {
                 version: identity.text(),
@@ -257,12 +258,12 @@ fn thread_state_source(
     let error = |why: &str| PythonError::NoThreadState { pid, why: why.to_owned() };
     let slot =
         known.runtime.auto_tss_key.ok_or_else(|| error("this version keeps it elsewhere"))?;
-    let at = runtime + u64::from(slot);
+    let at = runtime.wrapping_add(u64::from(slot));
     let initialised = memory.read_u32(at).ok_or_else(|| error("_PyRuntime is not readable"))?;
     if initialised == 0 {
         return Err(PythonError::NotInitialised(pid));
     }
-    let key = memory.read_u32(at + 4).filter(|&key| key < 1024);
+    let key = memory.read_u32(at.wrapping_add(4)).filter(|&key| key < 1024);
     let key = key.ok_or_else(|| error("its pthread key is out of range"))?;
     // The C library; before glibc 2.34 threads were in a library of their own.
     let block = files
@@ -335,7 +336,8 @@ fn code_dealloc(
 ) -> Result<Function, PythonError> {
     let error = |why: &str| PythonError::NoThreadState { pid, why: why.to_owned() };
     let code_type = elf.symbol(CODE_TYPE).ok_or_else(|| error("PyCode_Type is not exported"))?;
-    let slot = code_type.address.wrapping_add(bias) + u64::from(known.runtime.type_dealloc);
+    let dealloc = u64::from(known.runtime.type_dealloc);
+    let slot = code_type.address.wrapping_add(bias).wrapping_add(dealloc);
     let function = memory.read_u64(slot).ok_or_else(|| error("PyCode_Type is not readable"))?;
     for file in files {
         let Some(range) = file
@@ -345,7 +347,7 @@ fn code_dealloc(
         else {
             continue;
         };
-        let offset = function - range.start + range.offset;
+        let offset = (function - range.start).wrapping_add(range.offset);
         let elf = Elf::open(&file.open_path, &[])?;
         if let Some(address) = elf.address_of_offset(offset) {
             return Ok(Function {
