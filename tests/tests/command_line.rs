@@ -1,6 +1,7 @@
 //! The program itself: formats, files, exit codes, and what it says when something is wrong.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
@@ -9,6 +10,10 @@ use std::{
     time::Duration,
 };
 
+use aya::{
+    maps::loaded_maps,
+    programs::{loaded_links, loaded_programs},
+};
 use cudatrace_tests::{
     child::Talker, cudatrace, other_pythons, sandbox_python, simulated_driver, workload,
 };
@@ -76,13 +81,28 @@ fn leaking() -> Talker {
     talker
 }
 
-/// Programs, links and maps that the kernel has: by its own count, of everybody.
-fn kernel_objects() -> [usize; 3] {
-    use aya::{
-        maps::loaded_maps,
-        programs::{loaded_links, loaded_programs},
+/// Ids of the BPF programs, links and maps that a process holds, as the kernel tells of its
+/// descriptors: kind and id.
+fn bpf_objects_of(pid: u32) -> BTreeSet<(String, u32)> {
+    let folder = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
+    let texts = folder.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    let lines: Vec<String> =
+        texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+    let object = |line: &String| {
+        let (kind, id) = line.split_once(":\t")?;
+        let kind =
+            kind.strip_suffix("_id").filter(|kind| ["prog", "link", "map"].contains(kind))?;
+        Some((kind.to_owned(), id.trim().parse().ok()?))
     };
-    [loaded_programs().count(), loaded_links().count(), loaded_maps().count()]
+    lines.iter().filter_map(object).collect()
+}
+
+/// Every program, link and map that the kernel has.
+fn bpf_objects() -> BTreeSet<(String, u32)> {
+    let programs = loaded_programs().flatten().map(|info| ("prog".to_owned(), info.id()));
+    let links = loaded_links().flatten().map(|info| ("link".to_owned(), info.id()));
+    let maps = loaded_maps().flatten().map(|info| ("map".to_owned(), info.id()));
+    programs.chain(links).chain(maps).collect()
 }
 
 #[test]
@@ -273,20 +293,22 @@ fn a_killed_tracer_leaves_nothing_behind() {
     assert_eq!(target.line()["ready"], true);
     thread::sleep(Duration::from_secs(2));
     let pid = target.pid().to_string();
-    let before = kernel_objects();
     let mut tracer = attach(Command::new(cudatrace()).args(["--pid", &pid]).stdout(Stdio::null()));
-    let during = kernel_objects();
-    assert!(during.iter().zip(&before).all(|(now, then)| now > then), "{during:?} {before:?}");
+    let ours = bpf_objects_of(tracer.child.id());
+    for kind in ["prog", "link", "map"] {
+        assert!(ours.iter().any(|(found, _)| found == kind), "no {kind} in {ours:?}");
+    }
+    assert!(ours.is_subset(&bpf_objects()));
     tracer.child.kill().unwrap();
     tracer.finish();
     // The kernel frees programs and maps after a grace period.
-    for _ in 0..100 {
-        if kernel_objects() == before {
+    for _ in 0..300 {
+        if bpf_objects().is_disjoint(&ours) {
             break;
         }
         thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(kernel_objects(), before, "the kernel has dropped all that was ours");
+    assert_eq!(bpf_objects().intersection(&ours).count(), 0, "the kernel has dropped all of ours");
     assert!(target.is_running(), "the target goes on");
 
     let output = run(&["--pid", &pid, "--duration", "1s", "--format", "json"]);
