@@ -5,8 +5,9 @@
 #define _GNU_SOURCE
 #include "sim.h"
 
-#include <stdlib.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef int cudaError_t;
@@ -16,6 +17,8 @@ extern CUresult cuDeviceGetCount(int *);
 extern CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
 extern CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 extern CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *, int *);
+extern CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
+extern CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
 extern CUresult cuCtxSetCurrent(CUcontext);
 extern CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 extern CUresult cuMemFree_v2(CUdeviceptr);
@@ -43,12 +46,31 @@ static cudaError_t fail(cudaError_t error) {
     return error;
 }
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int retained[MAX_DEVICES];
+static CUcontext primaries[MAX_DEVICES];
+
+/* The primary context of a device, retained once per process and again after a reset. */
+static CUresult primary_context(CUcontext *context, int device) {
+    int active = 0;
+    pthread_mutex_lock(&lock);
+    CUresult result = cuDevicePrimaryCtxGetState(device, NULL, &active);
+    if (retained[device] && !active) cuDevicePrimaryCtxRelease_v2(device);
+    if (!retained[device] || !active) result = cuDevicePrimaryCtxRetain(&primaries[device], device);
+    retained[device] = !result;
+    *context = primaries[device];
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 /* Makes the primary context of this thread's device current, as every runtime call does. */
 static cudaError_t ready(void) {
-    if (bound == device_now) return 0;
+    int active = 0;
     CUresult result = cuInit(0);
+    if (!result) result = cuDevicePrimaryCtxGetState(device_now, NULL, &active);
+    if (!result && active && bound == device_now) return 0;
     CUcontext context;
-    if (!result) result = cuDevicePrimaryCtxRetain(&context, device_now);
+    if (!result) result = primary_context(&context, device_now);
     if (!result) result = cuCtxSetCurrent(context);
     if (!result) bound = device_now;
     return fail(result);
@@ -92,6 +114,7 @@ EXPORT cudaError_t cudaSetDevice(int device) {
     return ready();
 }
 EXPORT cudaError_t cudaDeviceSynchronize(void) { return ready(); }
+EXPORT cudaError_t cudaDeviceReset(void) { return fail(cuDevicePrimaryCtxReset_v2(device_now)); }
 EXPORT cudaError_t cudaDriverGetVersion(int *version) { *version = 13020; return 0; }
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { *version = 13020; return 0; }
 EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
@@ -203,34 +226,38 @@ EXPORT cudaError_t cudaFreeAsync(void *pointer, void *stream) {
 }
 EXPORT cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
     cudaError_t error = ready();
-    return error ? error : fail(cuMemHostAlloc(pointer, bytes, flags));
+    *pointer = NULL;
+    return error || !bytes ? error : fail(cuMemHostAlloc(pointer, bytes, flags));
 }
 EXPORT cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
     return cudaHostAlloc(pointer, bytes, 0);
 }
-EXPORT cudaError_t cudaFreeHost(void *pointer) { return fail(cuMemFreeHost(pointer)); }
+EXPORT cudaError_t cudaFreeHost(void *pointer) {
+    return pointer ? fail(cuMemFreeHost(pointer)) : 0;
+}
 EXPORT cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
-    return fail(cuMemHostRegister_v2(pointer, bytes, flags));
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemHostRegister_v2(pointer, bytes, flags));
 }
 EXPORT cudaError_t cudaHostUnregister(void *pointer) { return fail(cuMemHostUnregister(pointer)); }
 EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     cudaError_t error = ready();
     return error ? error : fail(cuMemGetInfo_v2(free_bytes, total));
 }
-EXPORT cudaError_t cudaDeviceGetDefaultMemPool(void **pool, int device) {
+EXPORT cudaError_t cudaDeviceGetDefaultMemPool(CUmemoryPool *pool, int device) {
     return fail(cuDeviceGetDefaultMemPool(pool, device));
 }
-EXPORT cudaError_t cudaMemPoolGetAttribute(void *pool, int attribute, void *value) {
+EXPORT cudaError_t cudaMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value) {
     return fail(cuMemPoolGetAttribute(pool, attribute, value));
 }
-EXPORT cudaError_t cudaMemPoolSetAttribute(void *pool, int attribute, void *value) {
+EXPORT cudaError_t cudaMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
     return fail(cuMemPoolSetAttribute(pool, attribute, value));
 }
-EXPORT cudaError_t cudaMemPoolSetAccess(void *pool, const void *access, size_t count) {
+EXPORT cudaError_t cudaMemPoolSetAccess(CUmemoryPool pool, const void *access, size_t count) {
     (void)pool, (void)access, (void)count;
     return 0;
 }
-EXPORT cudaError_t cudaMemPoolTrimTo(void *pool, size_t keep) {
+EXPORT cudaError_t cudaMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     return fail(cuMemPoolTrimTo(pool, keep));
 }
 EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) {

@@ -31,6 +31,9 @@ struct Library {
 /// `CUDA_ERROR_NOT_SUPPORTED` and `cudaErrorNotSupported`.
 const NOT_SUPPORTED: i32 = 801;
 
+const DRIVER_SOURCES: [&str; 6] =
+    ["driver.c", "config.c", "accounts.c", "context.c", "memory.c", "vmm.c"];
+
 const LIBRARIES: [Library; 14] = [
     library("libcudart.so", &["cuda", "__cuda"], &["runtime.c"], NOT_SUPPORTED),
     library("libcublasLt.so", &["cublasLt"], &["math.c"], 0),
@@ -46,7 +49,7 @@ const LIBRARIES: [Library; 14] = [
     library("libnvrtc.so", &["nvrtc"], &["math.c"], 0),
     library("libnvshmem_host.so", &["nvshmem"], &[], 0),
     // Last: its prefix fits nearly all of the others.
-    library("libcuda.so", &["cu"], &["driver.c"], NOT_SUPPORTED),
+    library("libcuda.so", &["cu"], &DRIVER_SOURCES, NOT_SUPPORTED),
 ];
 
 const fn library(
