@@ -37,10 +37,13 @@ pub struct LineTable<'a> {
 }
 
 impl LineTable<'_> {
-    /// The line of the instruction at byte offset `instruction` (before the first instruction: of
-    /// the first). `None` if it has none, or lies beyond a table that is not `complete`.
+    /// The line of the instruction at byte offset `instruction`, as `frame.f_lineno` gives it: a
+    /// negative one, before the first instruction, is on `co_firstlineno` (`PyCode_Addr2Line`).
+    /// `None` if it has none, or lies beyond a table that is not `complete`.
     pub fn line(&self, instruction: i32, complete: bool) -> Option<u32> {
-        let at = u64::try_from(instruction).unwrap_or(0);
+        let Ok(at) = u64::try_from(instruction) else {
+            return u32::try_from(self.first_line).ok();
+        };
         let line = match self.kind {
             LineTableKind::Lnotab => self.lnotab(at, complete),
             LineTableKind::Linetable => self.linetable(at),
@@ -154,7 +157,7 @@ mod tests {
     fn lnotab_goes_forth_and_back() {
         let bytes = [0, 1, 6, 1, 4, 0xff];
         let found = lines(LineTableKind::Lnotab, &bytes, &[-1, 0, 4, 6, 8, 10, 99]);
-        assert_eq!(found, [11, 11, 11, 12, 12, 11, 11].map(Some));
+        assert_eq!(found, [10, 11, 11, 12, 12, 11, 11].map(Some));
     }
 
     #[test]
@@ -171,6 +174,30 @@ mod tests {
         let bytes = [0x80, 0x00, 0xd9, 0x01, 0x02, 0xe8, 0x04, 0xf0, 0x03, 0x00, 0x01, 0x01, 0xf8];
         let found = lines(LineTableKind::Locations, &bytes, &[0, 2, 4, 6, 8, 10, 12]);
         assert_eq!(found, [Some(10), Some(11), Some(11), Some(13), Some(12), None, None]);
+    }
+
+    /// A frame that has not begun is on the line of its first decorator, whatever the table says.
+    #[test]
+    fn before_the_first_instruction_is_the_first_line() {
+        for kind in [LineTableKind::Lnotab, LineTableKind::Linetable, LineTableKind::Locations] {
+            for bytes in [&[][..], &[0, 3, 6, 1], &[0xd8, 0x01, 0x02]] {
+                assert_eq!(lines(kind, bytes, &[-1, i32::MIN]), [Some(10), Some(10)]);
+            }
+        }
+    }
+
+    /// The lines before a cut are right, those after it are not known.
+    #[test]
+    fn a_table_that_is_cut_tells_its_beginning() {
+        let table = |kind, bytes| LineTable { kind, first_line: 10, bytes };
+        let lnotab = table(LineTableKind::Lnotab, &[0, 1, 6]);
+        assert_eq!([0, 6].map(|at| lnotab.line(at, false)), [None, None]);
+        let lnotab = table(LineTableKind::Lnotab, &[0, 1, 6, 1]);
+        assert_eq!([0, 4, 6].map(|at| lnotab.line(at, false)), [Some(11), Some(11), None]);
+        let linetable = table(LineTableKind::Linetable, &[4, 1, 6]);
+        assert_eq!([0, 4].map(|at| linetable.line(at, false)), [Some(11), None]);
+        let locations = table(LineTableKind::Locations, &[0x80, 0x00, 0xf0, 0x02, 0x00]);
+        assert_eq!([0, 2].map(|at| locations.line(at, false)), [Some(10), None]);
     }
 
     proptest! {

@@ -1,19 +1,22 @@
 //! From ids to names: code objects, their line tables, and stacks by content. Pure.
 
+mod gap;
+mod intern;
 mod line_table;
+mod process;
 
-use std::{collections::VecDeque, sync::Arc};
-
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 pub use self::line_table::{LineTable, LineTableKind};
-use crate::{
-    decode::{CodeDefinition, LinesPiece, StackDefinition, StackFrame},
-    model::{CodeId, Frame, FrameKind, Pid, StackId, StackIndex, StackRef},
+use self::{
+    gap::{Absence, Outer},
+    intern::{Location, Locations, Stack, Stacks, Strings},
+    process::{Code, ProcessNames},
 };
-
-/// Generations of stack ids that are remembered.
-const KEPT_GENERATIONS: usize = 64;
+use crate::{
+    decode::{CodeDefinition, LinesPiece, StackDefinition},
+    model::{CodeId, Frame, FrameKind, Pid, StackIndex, StackRef},
+};
 
 /// Names of everything that was defined.
 ///
@@ -21,61 +24,16 @@ const KEPT_GENERATIONS: usize = 64;
 /// defined, so equal stacks of different cell runs share one [`StackIndex`]. An id whose definition
 /// was dropped gets a placeholder, which [`Naming::merged`] leads to the right stack should the
 /// definition come later.
+///
+/// What can grow: strings, places and stacks, with the program that is traced. What cannot: code
+/// objects (dropped when freed, at most 65,536 a process), ids of stacks (dropped 64
+/// generations after their own) and placeholders (65,536 in all).
 #[derive(Debug)]
 pub struct Naming {
-    python_minor: FxHashMap<Pid, u8>,
-    codes: FxHashMap<(Pid, CodeId), Code>,
-    strings: FxHashSet<Arc<str>>,
-    ids: FxHashMap<(Pid, StackId), StackIndex>,
-    /// Ids by generation, the current one last: see [`Naming::free_code`].
-    generations: VecDeque<Vec<(Pid, StackId)>>,
-    by_content: FxHashMap<Stack, StackIndex>,
-    stacks: Vec<Entry>,
-}
-
-/// A defined code object.
-#[derive(Debug)]
-struct Code {
-    function: Arc<str>,
-    qualified_name: Option<Arc<str>>,
-    file: Arc<str>,
-    first_line: i32,
-    table_size: u32,
-    table: Vec<u8>,
-}
-
-/// A frame with its names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Location {
-    function: Arc<str>,
-    qualified_name: Option<Arc<str>>,
-    file: Arc<str>,
-    line: Option<u32>,
-}
-
-/// A stack by content.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Stack {
-    frames: Vec<Location>,
-    gap: Option<Gap>,
-}
-
-/// Why frames are missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Gap {
-    Truncated,
-    NotResident,
-    NoPython,
-    NotTaken,
-}
-
-#[derive(Debug)]
-enum Entry {
-    Known(Stack),
-    /// The definition was dropped.
-    Undefined,
-    /// It came later.
-    Moved(StackIndex),
+    processes: FxHashMap<Pid, ProcessNames>,
+    strings: Strings,
+    locations: Locations,
+    stacks: Stacks,
 }
 
 impl Default for Naming {
@@ -87,190 +45,112 @@ impl Default for Naming {
 impl Naming {
     /// Nothing is defined yet.
     pub fn new() -> Self {
-        let mut naming = Self {
-            python_minor: FxHashMap::default(),
-            codes: FxHashMap::default(),
-            strings: FxHashSet::default(),
-            ids: FxHashMap::default(),
-            generations: VecDeque::from([Vec::new()]),
-            by_content: FxHashMap::default(),
-            stacks: Vec::new(),
-        };
-        naming.intern_stack(Stack::default());
-        naming
+        Self {
+            processes: FxHashMap::default(),
+            strings: Strings::default(),
+            locations: Locations::new(),
+            stacks: Stacks::new(),
+        }
     }
 
-    /// Which CPython a process runs: its line tables are read accordingly.
+    /// Which CPython a process runs: its line tables are read accordingly. Until it is known, frames
+    /// have no line.
     pub fn set_python_minor(&mut self, pid: Pid, minor: u8) {
-        self.python_minor.insert(pid, minor);
+        self.processes.entry(pid).or_default().python_minor = Some(minor);
     }
 
     /// Takes a code object's names.
     pub fn define_code(&mut self, definition: CodeDefinition) {
-        let unknown = || "?".to_owned();
         let code = Code {
-            function: self.intern(definition.name.unwrap_or_else(unknown)),
-            qualified_name: definition.qualified_name.map(|name| self.intern(name)),
-            file: self.intern(definition.filename.unwrap_or_else(unknown)),
+            function: self.strings.intern(definition.name.as_deref().unwrap_or("?")),
+            qualified_name: definition.qualified_name.map(|name| self.strings.intern(&name)),
+            file: self.strings.intern(definition.filename.as_deref().unwrap_or("?")),
             first_line: definition.first_line,
             table_size: definition.line_table_size,
             table: Vec::new(),
+            used: 0,
         };
-        self.codes.insert((definition.pid, definition.code), code);
+        self.processes.entry(definition.pid).or_default().define_code(definition.code, code);
     }
 
     /// Takes a piece of a line table. Pieces come in order; one after a gap is useless.
     pub fn add_lines(&mut self, piece: LinesPiece) {
-        if let Some(code) = self.codes.get_mut(&(piece.pid, piece.code))
-            && code.table.len() == piece.offset as usize
-        {
-            code.table.extend(piece.bytes);
+        if let Some(process) = self.processes.get_mut(&piece.pid) {
+            process.add_lines(piece);
         }
     }
 
     /// Takes a stack, whose code objects were defined before it.
     pub fn define_stack(&mut self, definition: &StackDefinition) -> StackIndex {
-        let pid = definition.pid;
-        let frames = definition.frames.iter().map(|frame| self.locate(pid, frame)).collect();
-        let gap = if definition.truncated {
-            Some(Gap::Truncated)
+        let process = self.processes.entry(definition.pid).or_default();
+        let locations = &mut self.locations;
+        let frames = definition.frames.iter().map(|f| process.locate(f, locations)).collect();
+        let outer = if definition.truncated {
+            Outer::Truncated
         } else if definition.faulted {
-            Some(Gap::NotResident)
+            Outer::NotResident
         } else {
-            None
+            Outer::Complete
         };
-        let index = self.intern_stack(Stack { frames, gap });
-        if let Some(old) = self.ids.get(&(pid, definition.stack))
-            && let Some(entry @ Entry::Undefined) = self.stacks.get_mut(old.0 as usize)
-        {
-            *entry = Entry::Moved(index);
+        let index = self.stacks.intern(Stack::Taken { frames, outer });
+        if let Some(before) = process.remember(definition.stack, index) {
+            self.stacks.resolve(before, index);
         }
-        self.remember(pid, definition.stack, index);
         index
     }
 
-    /// A code object is gone. The kernel half seeds stack ids with a generation that has just
-    /// changed, so no id from before is handed out any more; but a thread that was in the middle of
-    /// a hit may still use one, so they are forgotten some generations later.
+    /// A code object is gone, and with it, some generations later, the stack ids of its process.
     pub fn free_code(&mut self, pid: Pid, code: CodeId) {
-        self.codes.remove(&(pid, code));
-        self.generations.push_back(Vec::new());
-        if self.generations.len() > KEPT_GENERATIONS
-            && let Some(old) = self.generations.pop_front()
-        {
-            for id in old {
-                self.ids.remove(&id);
+        if let Some(process) = self.processes.get_mut(&pid) {
+            for index in process.free_code(code) {
+                self.stacks.resolve(index, self.stacks.dropped());
             }
         }
     }
 
     /// The stack of an event.
     pub fn stack(&mut self, pid: Pid, stack: StackRef) -> StackIndex {
-        let gap = match stack {
+        let absence = match stack {
             StackRef::Id(id) => {
-                if let Some(&index) = self.ids.get(&(pid, id)) {
+                let process = self.processes.entry(pid).or_default();
+                if let Some(index) = process.index(id) {
                     return index;
                 }
-                let index = self.push(Entry::Undefined);
-                self.remember(pid, id, index);
+                let Some(index) = self.stacks.placeholder() else { return self.stacks.dropped() };
+                process.remember(id, index);
                 return index;
             }
-            StackRef::NoPython => Gap::NoPython,
-            StackRef::NotTaken => Gap::NotTaken,
+            StackRef::NoPython => Absence::NoPython,
+            StackRef::NotTaken => Absence::NotTaken,
         };
-        self.intern_stack(Stack { frames: Vec::new(), gap: Some(gap) })
+        self.stacks.intern(Stack::Absent(absence))
     }
 
-    /// The index of the stack with the same content, if a definition came late; else the same.
+    /// The index of the stack with the same content, as far as known now: that of a definition that
+    /// came late; for all that are not defined the same one; else `index` itself.
     pub fn merged(&self, index: StackIndex) -> StackIndex {
-        match self.stacks.get(index.0 as usize) {
-            Some(Entry::Moved(to)) => *to,
-            _ => index,
-        }
+        self.stacks.canonical(index)
     }
 
-    /// Its frames, innermost first.
+    /// Its frames, innermost first. A frame whose code object is not known has the function and the
+    /// file `?`.
     pub fn frames(&self, index: StackIndex) -> Vec<Frame> {
-        match self.stacks.get(self.merged(index).0 as usize) {
-            Some(Entry::Known(stack)) => stack.frames.iter().map(frame).collect(),
-            _ => Vec::new(),
-        }
+        let frames = self.stacks.get(index).map_or(&[][..], Stack::frames);
+        frames.iter().filter_map(|&frame| self.locations.get(frame)).map(frame).collect()
     }
 
-    /// Why frames are missing, if they are.
+    /// Why frames, or the names of some, are missing, if they are.
     pub fn note(&self, index: StackIndex) -> Option<String> {
-        let text = match self.stacks.get(self.merged(index).0 as usize)? {
-            Entry::Undefined => "its definition was dropped: the ring buffer was full",
-            Entry::Moved(_) => return None,
-            Entry::Known(stack) => match stack.gap? {
-                Gap::Truncated => "too deep: the outermost frames are missing",
-                Gap::NotResident => "outer frames were not resident in memory",
-                Gap::NoPython => "native thread, no Python frame",
-                Gap::NotTaken => "no Python stack was taken",
-            },
-        };
-        Some(text.to_owned())
+        self.stacks.get(index)?.note()
     }
 
-    /// Forgets the ids of a process; its stacks stay for reports.
+    /// Forgets the ids and code objects of a process; its stacks stay for reports.
     pub fn forget_process(&mut self, pid: Pid) {
-        self.codes.retain(|(owner, _), _| *owner != pid);
-        self.ids.retain(|(owner, _), _| *owner != pid);
-        self.python_minor.remove(&pid);
-    }
-
-    fn remember(&mut self, pid: Pid, id: StackId, index: StackIndex) {
-        if self.ids.insert((pid, id), index).is_none()
-            && let Some(current) = self.generations.back_mut()
-        {
-            current.push((pid, id));
+        if let Some(process) = self.processes.remove(&pid) {
+            for index in process.indices() {
+                self.stacks.resolve(index, self.stacks.dropped());
+            }
         }
-    }
-
-    fn locate(&self, pid: Pid, frame: &StackFrame) -> Location {
-        let code = frame.code.and_then(|code| self.codes.get(&(pid, code)));
-        let Some(code) = code else {
-            return Location {
-                function: "?".into(),
-                qualified_name: None,
-                file: "?".into(),
-                line: None,
-            };
-        };
-        let kind = LineTableKind::of_minor(self.python_minor.get(&pid).copied().unwrap_or(11));
-        // A table whose end is missing still tells the lines of its beginning.
-        let complete = code.table.len() >= code.table_size as usize;
-        let line = LineTable { kind, first_line: code.first_line, bytes: &code.table }
-            .line(frame.instruction, complete);
-        Location {
-            function: code.function.clone(),
-            qualified_name: code.qualified_name.clone(),
-            file: code.file.clone(),
-            line,
-        }
-    }
-
-    fn intern(&mut self, text: String) -> Arc<str> {
-        if let Some(known) = self.strings.get(text.as_str()) {
-            return known.clone();
-        }
-        let text: Arc<str> = text.into();
-        self.strings.insert(text.clone());
-        text
-    }
-
-    fn intern_stack(&mut self, stack: Stack) -> StackIndex {
-        if let Some(&index) = self.by_content.get(&stack) {
-            return index;
-        }
-        let index = self.push(Entry::Known(stack.clone()));
-        self.by_content.insert(stack, index);
-        index
-    }
-
-    fn push(&mut self, entry: Entry) -> StackIndex {
-        self.stacks.push(entry);
-        StackIndex(self.stacks.len() as u32 - 1)
     }
 }
 
@@ -287,75 +167,4 @@ fn frame(location: &Location) -> Frame {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PID: Pid = Pid(7);
-
-    fn code(id: u64, name: &str) -> CodeDefinition {
-        CodeDefinition {
-            pid: PID,
-            code: CodeId(id),
-            name: Some(name.to_owned()),
-            qualified_name: Some(format!("C.{name}")),
-            filename: Some("/tmp/x.py".to_owned()),
-            first_line: 10,
-            line_table_size: 2,
-        }
-    }
-
-    fn stack(id: u64, code: u64) -> StackDefinition {
-        StackDefinition {
-            pid: PID,
-            stack: StackId(id),
-            truncated: false,
-            faulted: false,
-            frames: vec![StackFrame { code: Some(CodeId(code)), instruction: 0 }],
-        }
-    }
-
-    #[test]
-    fn equal_stacks_of_two_lives_of_a_function_are_one() {
-        let mut naming = Naming::new();
-        naming.define_code(code(1, "f"));
-        let first = naming.define_stack(&stack(100, 1));
-        naming.free_code(PID, CodeId(1));
-        naming.define_code(code(2, "f"));
-        assert_eq!(naming.define_stack(&stack(200, 2)), first);
-        naming.define_code(code(3, "g"));
-        assert_ne!(naming.define_stack(&stack(300, 3)), first);
-        assert_eq!(naming.frames(first)[0].qualified_name.as_deref(), Some("C.f"));
-    }
-
-    #[test]
-    fn a_late_definition_finds_its_events() {
-        let mut naming = Naming::new();
-        let early = naming.stack(PID, StackRef::Id(StackId(100)));
-        assert!(naming.note(early).unwrap().contains("dropped"));
-        naming.define_code(code(1, "f"));
-        let late = naming.define_stack(&stack(100, 1));
-        assert_eq!(naming.merged(early), late);
-        assert_eq!(naming.frames(early), naming.frames(late));
-        assert_eq!(naming.stack(PID, StackRef::Id(StackId(100))), late);
-    }
-
-    #[test]
-    fn ids_of_old_generations_are_forgotten() {
-        let mut naming = Naming::new();
-        for round in 0..1000 {
-            naming.define_code(code(round, "f"));
-            naming.define_stack(&stack(round + 1, round));
-            naming.free_code(PID, CodeId(round));
-        }
-        assert!(naming.ids.len() <= KEPT_GENERATIONS + 1, "{}", naming.ids.len());
-        assert!(naming.codes.is_empty());
-        assert_eq!(naming.stacks.len(), 2);
-    }
-
-    #[test]
-    fn an_undefined_code_object_is_a_question_mark_and_no_other_name() {
-        let mut naming = Naming::new();
-        let index = naming.define_stack(&stack(100, 9));
-        assert_eq!(naming.frames(index)[0].function, "?");
-    }
-}
+mod tests;

@@ -1,0 +1,46 @@
+//! Why frames are missing, in words.
+
+/// What is missing at the outer end of a stack that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Outer {
+    /// Nothing.
+    Complete,
+    /// More frames than are captured.
+    Truncated,
+    /// Frames in memory that could not be read.
+    NotResident,
+}
+
+impl Outer {
+    pub(super) fn note(self) -> Option<&'static str> {
+        match self {
+            Self::Complete => None,
+            Self::Truncated => Some("too deep: the outermost frames are missing"),
+            Self::NotResident => Some("outer frames were not resident in memory"),
+        }
+    }
+}
+
+/// Why there is no frame at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Absence {
+    /// The thread runs no Python.
+    NoPython,
+    /// The kernel half could not take it.
+    NotTaken,
+    /// Its definition found no space in the ring buffer.
+    Dropped,
+}
+
+impl Absence {
+    pub(super) fn note(self) -> &'static str {
+        match self {
+            Self::NoPython => "native thread, no Python frame",
+            Self::NotTaken => "no Python stack was taken",
+            Self::Dropped => "its definition was dropped: the ring buffer was full",
+        }
+    }
+}
+
+/// Of a frame whose code object is not known.
+pub(super) const UNNAMED: &str = "frames shown as `?` have no name: its definition is missing";

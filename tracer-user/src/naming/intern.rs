@@ -1,0 +1,196 @@
+//! Every string, place and stack once: a frame of a stack costs four bytes.
+
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::gap::{Absence, Outer, UNNAMED};
+use crate::model::StackIndex;
+
+/// Strings.
+#[derive(Debug, Default)]
+pub(super) struct Strings(FxHashSet<Arc<str>>);
+
+impl Strings {
+    pub(super) fn intern(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(text) {
+            return known.clone();
+        }
+        let text: Arc<str> = text.into();
+        self.0.insert(text.clone());
+        text
+    }
+}
+
+/// A line of a function.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Location {
+    pub(super) function: Arc<str>,
+    pub(super) qualified_name: Option<Arc<str>>,
+    pub(super) file: Arc<str>,
+    pub(super) line: Option<u32>,
+}
+
+/// A [`Location`] in [`Locations`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct LocationIndex(u32);
+
+impl LocationIndex {
+    /// The frame of a code object that was not defined.
+    pub(super) const UNKNOWN: Self = Self(0);
+}
+
+/// Locations.
+#[derive(Debug)]
+pub(super) struct Locations {
+    places: Vec<Location>,
+    by_content: FxHashMap<Location, LocationIndex>,
+}
+
+impl Locations {
+    pub(super) fn new() -> Self {
+        let mark: Arc<str> = "?".into();
+        let unknown =
+            Location { function: mark.clone(), qualified_name: None, file: mark, line: None };
+        // Not in the map: a defined code object whose names are `?` is another one.
+        Self { places: vec![unknown], by_content: FxHashMap::default() }
+    }
+
+    pub(super) fn intern(&mut self, location: Location) -> LocationIndex {
+        if let Some(&index) = self.by_content.get(&location) {
+            return index;
+        }
+        let index = LocationIndex(self.places.len() as u32);
+        self.places.push(location.clone());
+        self.by_content.insert(location, index);
+        index
+    }
+
+    pub(super) fn get(&self, index: LocationIndex) -> Option<&Location> {
+        self.places.get(index.0 as usize)
+    }
+}
+
+/// A stack by content.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) enum Stack {
+    /// Its frames, innermost first.
+    Taken { frames: Box<[LocationIndex]>, outer: Outer },
+    /// None.
+    Absent(Absence),
+}
+
+impl Stack {
+    pub(super) fn frames(&self) -> &[LocationIndex] {
+        match self {
+            Self::Taken { frames, .. } => frames,
+            Self::Absent(_) => &[],
+        }
+    }
+
+    /// What is missing from it.
+    pub(super) fn note(&self) -> Option<String> {
+        match self {
+            Self::Absent(absence) => Some(absence.note().to_owned()),
+            Self::Taken { frames, outer } => {
+                let unnamed = frames.contains(&LocationIndex::UNKNOWN).then_some(UNNAMED);
+                let parts: Vec<&str> = unnamed.into_iter().chain(outer.note()).collect();
+                (!parts.is_empty()).then(|| parts.join("; "))
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Entry {
+    Known(Arc<Stack>),
+    /// A placeholder: the definition has not come.
+    Undefined,
+    /// It came later, or it cannot come any more.
+    Moved(StackIndex),
+}
+
+/// Stacks, and placeholders of those that are not defined.
+#[derive(Debug)]
+pub(super) struct Stacks {
+    entries: Vec<Entry>,
+    by_content: FxHashMap<Arc<Stack>, StackIndex>,
+    placeholders: usize,
+    dropped: StackIndex,
+}
+
+impl Stacks {
+    /// Placeholders that are handed out in all. An index stays with the ledger for good, so they
+    /// cannot be taken back; past this, every undefined stack is the one dropped stack at once.
+    const MAX_PLACEHOLDERS: usize = 64 * 1024;
+
+    pub(super) fn new() -> Self {
+        let mut stacks = Self {
+            entries: Vec::new(),
+            by_content: FxHashMap::default(),
+            placeholders: 0,
+            dropped: StackIndex::NONE,
+        };
+        // The first is `StackIndex::NONE`.
+        stacks.intern(Stack::Taken { frames: Box::new([]), outer: Outer::Complete });
+        stacks.dropped = stacks.intern(Stack::Absent(Absence::Dropped));
+        stacks
+    }
+
+    pub(super) fn intern(&mut self, stack: Stack) -> StackIndex {
+        if let Some(&index) = self.by_content.get(&stack) {
+            return index;
+        }
+        let stack = Arc::new(stack);
+        let index = self.push(Entry::Known(stack.clone()));
+        self.by_content.insert(stack, index);
+        index
+    }
+
+    /// An index for a stack whose definition may still come, while there are any left.
+    pub(super) fn placeholder(&mut self) -> Option<StackIndex> {
+        if self.placeholders == Self::MAX_PLACEHOLDERS {
+            return None;
+        }
+        self.placeholders += 1;
+        Some(self.push(Entry::Undefined))
+    }
+
+    /// Leads a placeholder to its stack. Anything else stays what it is.
+    pub(super) fn resolve(&mut self, placeholder: StackIndex, to: StackIndex) {
+        if let Some(entry @ Entry::Undefined) = self.entries.get_mut(placeholder.0 as usize) {
+            *entry = Entry::Moved(to);
+        }
+    }
+
+    /// The stack of which nothing will be known.
+    pub(super) fn dropped(&self) -> StackIndex {
+        self.dropped
+    }
+
+    /// Where an index leads at this moment; placeholders to the dropped stack.
+    pub(super) fn canonical(&self, index: StackIndex) -> StackIndex {
+        match self.entries.get(index.0 as usize) {
+            Some(Entry::Moved(to)) => *to,
+            Some(Entry::Undefined) => self.dropped,
+            Some(Entry::Known(_)) | None => index,
+        }
+    }
+
+    pub(super) fn get(&self, index: StackIndex) -> Option<&Stack> {
+        match self.entries.get(self.canonical(index).0 as usize) {
+            Some(Entry::Known(stack)) => Some(stack),
+            _ => None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn push(&mut self, entry: Entry) -> StackIndex {
+        self.entries.push(entry);
+        StackIndex(self.entries.len() as u32 - 1)
+    }
+}

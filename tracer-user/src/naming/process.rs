@@ -1,0 +1,153 @@
+//! What one process has defined: code objects and ids of stacks, both forgotten in time.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use rustc_hash::FxHashMap;
+use tracer_common::wire::{LINES_CHUNK, MAX_LINES_CHUNKS};
+
+use super::{
+    intern::{Location, LocationIndex, Locations},
+    line_table::{LineTable, LineTableKind},
+};
+use crate::{
+    decode::{LinesPiece, StackFrame},
+    model::{CodeId, StackId, StackIndex},
+};
+
+/// Generations of stack ids that are remembered.
+pub(super) const KEPT_GENERATIONS: usize = 64;
+
+/// Code objects that are remembered. The kernel half knows 32,768 at once (`CODES`), so more than
+/// that means that records of freed ones were dropped.
+pub(super) const MAX_CODES: usize = 64 * 1024;
+
+/// A defined code object.
+#[derive(Debug)]
+pub(super) struct Code {
+    pub(super) function: Arc<str>,
+    pub(super) qualified_name: Option<Arc<str>>,
+    pub(super) file: Arc<str>,
+    pub(super) first_line: i32,
+    pub(super) table_size: u32,
+    pub(super) table: Vec<u8>,
+    /// When a stack last used it.
+    pub(super) used: u64,
+}
+
+/// One process.
+#[derive(Debug)]
+pub(super) struct ProcessNames {
+    pub(super) python_minor: Option<u8>,
+    codes: FxHashMap<CodeId, Code>,
+    ids: FxHashMap<StackId, StackIndex>,
+    /// Ids by generation, the current one last. Freeing code in one process must not make another's
+    /// ids old, so each process has its own.
+    generations: VecDeque<Vec<StackId>>,
+    /// Stacks and code objects defined so far: the clock of [`Code::used`].
+    clock: u64,
+}
+
+impl Default for ProcessNames {
+    fn default() -> Self {
+        Self {
+            python_minor: None,
+            codes: FxHashMap::default(),
+            ids: FxHashMap::default(),
+            generations: VecDeque::from([Vec::new()]),
+            clock: 0,
+        }
+    }
+}
+
+impl ProcessNames {
+    pub(super) fn define_code(&mut self, id: CodeId, mut code: Code) {
+        if self.codes.len() >= MAX_CODES {
+            self.drop_unused_codes();
+        }
+        self.clock += 1;
+        code.used = self.clock;
+        self.codes.insert(id, code);
+    }
+
+    /// Half of them, those that no stack has used for longest.
+    fn drop_unused_codes(&mut self) {
+        let mut used: Vec<u64> = self.codes.values().map(|code| code.used).collect();
+        let (_, &mut median, _) = used.select_nth_unstable(MAX_CODES / 2);
+        self.codes.retain(|_, code| code.used >= median);
+    }
+
+    /// Pieces come in order; one after a gap is useless.
+    pub(super) fn add_lines(&mut self, piece: LinesPiece) {
+        const MOST: usize = LINES_CHUNK * MAX_LINES_CHUNKS;
+        if let Some(code) = self.codes.get_mut(&piece.code)
+            && code.table.len() == piece.offset as usize
+            && code.table.len() + piece.bytes.len() <= MOST
+        {
+            code.table.extend(piece.bytes);
+        }
+    }
+
+    /// The kernel half seeds stack ids with a generation that has just changed, so no id from before
+    /// is handed out any more; but a thread that was in the middle of a hit may still use one, so
+    /// they are forgotten some generations later. Returns those.
+    pub(super) fn free_code(&mut self, id: CodeId) -> Vec<StackIndex> {
+        self.codes.remove(&id);
+        self.generations.push_back(Vec::new());
+        if self.generations.len() <= KEPT_GENERATIONS {
+            return Vec::new();
+        }
+        let old = self.generations.pop_front().unwrap_or_default();
+        old.iter().filter_map(|id| self.ids.remove(id)).collect()
+    }
+
+    pub(super) fn index(&self, id: StackId) -> Option<StackIndex> {
+        self.ids.get(&id).copied()
+    }
+
+    /// Every index that an id leads to.
+    pub(super) fn indices(&self) -> impl Iterator<Item = StackIndex> {
+        self.ids.values().copied()
+    }
+
+    /// Returns what the id led to before.
+    pub(super) fn remember(&mut self, id: StackId, index: StackIndex) -> Option<StackIndex> {
+        let before = self.ids.insert(id, index);
+        if before.is_none()
+            && let Some(current) = self.generations.back_mut()
+        {
+            current.push(id);
+        }
+        before
+    }
+
+    pub(super) fn locate(
+        &mut self,
+        frame: &StackFrame,
+        locations: &mut Locations,
+    ) -> LocationIndex {
+        self.clock += 1;
+        let Some(code) = frame.code.and_then(|id| self.codes.get_mut(&id)) else {
+            return LocationIndex::UNKNOWN;
+        };
+        code.used = self.clock;
+        // Without the version the encoding is not known, and a wrong line is worse than none.
+        let line = self.python_minor.and_then(|minor| {
+            let kind = LineTableKind::of_minor(minor);
+            // A table whose end is missing still tells the lines of its beginning.
+            let complete = code.table.len() >= code.table_size as usize;
+            LineTable { kind, first_line: code.first_line, bytes: &code.table }
+                .line(frame.instruction, complete)
+        });
+        locations.intern(Location {
+            function: code.function.clone(),
+            qualified_name: code.qualified_name.clone(),
+            file: code.file.clone(),
+            line,
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.codes.len(), self.ids.len())
+    }
+}
