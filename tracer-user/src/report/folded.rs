@@ -32,17 +32,20 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
         }
     };
     for process in &snapshot.processes {
-        let root = format!("process {}", process.pid);
-        let shown = holders(process).filter(|site| site.own_bytes() >= options.min_bytes);
-        for site in shown.take(options.top.unwrap_or(usize::MAX)) {
-            add(stack(&root, site), site.own_bytes());
+        let root = root(process);
+        let most = options.top.unwrap_or(usize::MAX);
+        let mut shown = 0;
+        for site in holders(process) {
+            if shown < most && site.own_bytes() >= options.min_bytes {
+                shown += 1;
+                add(stack(&root, site), site.own_bytes());
+            } else {
+                add(vec![root.clone(), OTHERS.to_owned()], site.own_bytes());
+            }
         }
         for device in &process.devices {
             let before = device.before_attach.allocated_bytes;
-            add(
-                vec![root.clone(), label::device(device.index), "before attach".to_owned()],
-                before,
-            );
+            add(vec![root.clone(), label::device(device.index), BEFORE_ATTACH.to_owned()], before);
         }
     }
     stacks
@@ -54,22 +57,49 @@ pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> 
     process.sites.iter().filter(|site| site.level != Level::Pinned && site.own_bytes() > 0)
 }
 
-fn stack(root: &str, site: &Site) -> Vec<String> {
-    let place = match site.level {
-        Level::Pinned => "pinned host memory".to_owned(),
-        Level::Driver => format!("driver, no pool, {}", label::device(site.device)),
-        Level::Pytorch => label::device(site.device),
-    };
-    let mut stack = vec![root.to_owned(), place];
-    stack.extend(site.frames.iter().rev().map(label::frame));
-    if let Some(note) = &site.frames_note {
-        // What is missing is missing at the outer end.
-        stack.insert(2, format!("[{note}]"));
+/// Whether this level is a pool's, which cuts its blocks out of the driver's.
+pub(super) fn is_pool(level: Level) -> bool {
+    match level {
+        Level::Pytorch => true,
+        Level::Driver | Level::Pinned => false,
     }
+}
+
+/// The stack of what was there when the tracer came.
+pub(super) const BEFORE_ATTACH: &str = "before attach";
+
+/// The stack of all call sites that [`Options`] leave out, so that the sum stays that of everything.
+pub(super) const OTHERS: &str = "[other call sites: --top, --min-bytes]";
+
+/// The outermost frame of a process.
+pub(super) fn root(process: &ProcessSnapshot) -> String {
+    format!("process {}", process.pid)
+}
+
+/// The frame below those of Python: where the memory is.
+pub(super) fn place(site: &Site) -> String {
+    let device = label::device(site.device);
+    match site.level {
+        Level::Pinned => "pinned host memory".to_owned(),
+        Level::Driver => format!("driver, no pool, {device}"),
+        Level::Pytorch => device,
+    }
+}
+
+/// The frame that stands for those that are missing.
+pub(super) fn gap(note: &str) -> String {
+    format!("[{note}]")
+}
+
+fn stack(root: &str, site: &Site) -> Vec<String> {
+    let mut stack = vec![root.to_owned(), place(site)];
+    // What is missing is missing at the outer end.
+    stack.extend(site.frames_note.as_deref().map(gap));
+    stack.extend(site.frames.iter().rev().map(label::frame));
     stack
 }
 
 /// Semicolons separate frames, and a line is a stack.
-fn escape(frame: &str) -> String {
+pub(super) fn escape(frame: &str) -> String {
     sanitize(frame).replace(';', "\\u{3b}")
 }

@@ -2,10 +2,11 @@
 
 use std::io;
 
-use super::Options;
+use super::{Options, sanitize::is_dangerous};
 use crate::model::Snapshot;
 
-/// Writes the snapshot as one JSON document.
+/// Writes the snapshot as one JSON document. [`Options`] shorten the list of sites only; every total is
+/// that of all of them.
 ///
 /// # Errors
 ///
@@ -20,6 +21,22 @@ pub fn write_json(
         process.sites.retain(|site| site.live_bytes >= options.min_bytes);
         process.sites.truncate(options.top.unwrap_or(usize::MAX));
     }
-    serde_json::to_writer_pretty(&mut *out, &shown)?;
-    writeln!(out)
+    writeln!(out, "{}", ascii_where_dangerous(&serde_json::to_string_pretty(&shown)?))
+}
+
+/// JSON may hold raw what a terminal obeys (C1 controls, changes of direction). Such characters can
+/// only be inside of strings, where `\u` means the same to a parser.
+fn ascii_where_dangerous(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character == '\n' || !is_dangerous(character) {
+            safe.push(character);
+        } else {
+            let mut units = [0; 2];
+            for unit in character.encode_utf16(&mut units) {
+                safe.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    safe
 }

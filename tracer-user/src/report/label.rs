@@ -19,17 +19,19 @@ pub(super) fn place(frame: &Frame, whole_path: bool) -> String {
     }
 }
 
-/// The name of a frame's function, with its class where known.
-pub(super) fn function(frame: &Frame) -> &str {
-    frame.qualified_name.as_deref().unwrap_or(&frame.function)
+/// The name of a frame's function, with its class where known; `None` for the top of a script or of a
+/// cell (which some versions of IPython call `<cell line: 1>`).
+pub(super) fn function(frame: &Frame) -> Option<&str> {
+    let name = frame.qualified_name.as_deref().unwrap_or(&frame.function);
+    (name != "<module>" && !name.starts_with("<cell line: ")).then_some(name)
 }
 
 /// A frame in a flamegraph: `train_step (cell 3409123:3)`, or just the place for the top of a cell
 /// or script.
 pub(super) fn frame(frame: &Frame) -> String {
     match function(frame) {
-        "<module>" => place(frame, false),
-        name => format!("{name} ({})", place(frame, false)),
+        None => place(frame, false),
+        Some(name) => format!("{name} ({})", place(frame, false)),
     }
 }
 

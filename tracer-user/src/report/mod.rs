@@ -14,7 +14,8 @@ pub use self::{
     text::write_text, user_frame::is_user_file,
 };
 
-/// What to leave out. Totals always cover everything.
+/// What to leave out. Totals always cover everything: those of devices and of text are of all call
+/// sites, and folded stacks and flamegraphs have a stack for the call sites that are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Most lines or sites to show; by default 20 in text and all elsewhere.

@@ -235,6 +235,49 @@ fn text() {
             }])
         )
     );
+    insta::assert_snapshot!("text_no_process", render(write_text, &snapshot(Vec::new())));
+}
+
+#[test]
+fn text_fits_80_columns_as_far_as_names_allow() {
+    for line in render(write_text, &snapshot(vec![process()])).lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    let mut process = process();
+    let name = "x".repeat(100_000);
+    process.command = name.clone();
+    process.sites =
+        vec![site("01", Level::Pytorch, Some(0), 5, vec![frame(&name, &format!("/{name}"), 7)])];
+    let text = render(write_text, &snapshot(vec![process]));
+    assert!(text.lines().all(|line| line.chars().count() < 300), "no name floods the terminal");
+    assert!(text.contains("x:7"), "the line is kept: {text}");
+}
+
+#[test]
+fn empty_states_are_said_in_words() {
+    let none = ProcessSnapshot { devices: Vec::new(), sites: Vec::new(), ..process() };
+    let ended = ProcessSnapshot { state: ProcessState::Exited, ..none.clone() };
+    let freed = ProcessSnapshot { sites: Vec::new(), ..process() };
+    for (process, words) in [
+        (none, "no GPU allocation seen yet; it shows here once there is one"),
+        (ended, "no GPU allocation seen\n"),
+        (freed, "nothing that was allocated since attach is still held"),
+    ] {
+        let text = render(write_text, &snapshot(vec![process]));
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+/// A drop is said at the top, over the numbers, and at the end.
+#[test]
+fn what_is_incomplete_cannot_be_missed() {
+    let text = render(write_text, &troubled());
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("INCOMPLETE")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(!text.contains("exact"), "{text}");
+    let mut gap = snapshot(vec![process()]);
+    gap.tracer.coverage = troubled().tracer.coverage;
+    assert!(render(write_text, &gap).contains("exact as far as traced (see below):"));
 }
 
 #[test]
@@ -251,6 +294,30 @@ fn folded_stacks() {
     insta::assert_snapshot!("folded_troubled", render(write_folded, &troubled()));
 }
 
+/// Title, colour and text of each frame: all of a flamegraph that is ours.
+fn frames_of(svg: &str) -> String {
+    let between = |text: &str, start: &str, end: &str| {
+        let rest = text.split_once(start)?.1;
+        Some(rest.split_once(end)?.0.to_owned())
+    };
+    let frames = svg.split("<g>").skip(1).filter_map(|group| {
+        let title = between(group, "<title>", "</title>")?;
+        Some(format!("{} {title}", between(group, "fill=\"", "\"")?))
+    });
+    frames.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn flamegraph() {
+    let svg = render(write_flamegraph, &snapshot(vec![process()]));
+    insta::assert_snapshot!("flamegraph", frames_of(&svg));
+    assert!(svg.contains("1.2 GiB live (exact)"));
+    let troubled = render(write_flamegraph, &troubled());
+    insta::assert_snapshot!("flamegraph_troubled", frames_of(&troubled));
+    assert!(troubled.contains("NOT TO SCALE"), "sizes that were made up are not shown as true");
+    insta::assert_snapshot!("flamegraph_empty", render(write_flamegraph, &snapshot(Vec::new())));
+}
+
 #[test]
 fn flamegraphs_are_harmless_xml() {
     for snapshot in [snapshot(vec![process()]), troubled(), snapshot(Vec::new())] {
@@ -259,9 +326,6 @@ fn flamegraphs_are_harmless_xml() {
         assert!(!svg.contains("<script>alert"), "hostile names stay text");
         assert!(!svg.contains('\u{1b}') && !svg.contains('\u{202e}'));
     }
-    let svg = render(write_flamegraph, &snapshot(vec![process()]));
-    assert!(svg.contains("train_step (cell 3409123:3) (1,280,000,000 bytes"), "{svg}");
-    assert!(render(write_flamegraph, &snapshot(Vec::new())).contains("nothing is allocated"));
 }
 
 #[test]
@@ -275,21 +339,62 @@ fn small_sites_are_left_out_where_asked_and_totals_stay() {
     let mut out = Vec::new();
     write_text(&snapshot(vec![process()]), &options, &mut out).unwrap();
     assert!(String::from_utf8(out).unwrap().contains("in 1 more lines"));
+    let mut out = Vec::new();
+    write_folded(&snapshot(vec![process()]), &options, &mut out).unwrap();
+    let folded = String::from_utf8(out).unwrap();
+    let sum: u64 =
+        folded.lines().map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum();
+    assert_eq!((folded.lines().count(), sum), (2, 1_288_490_188), "{folded}");
+}
+
+#[test]
+fn cells_by_number_and_by_older_names() {
+    let mut known = frame("train_step", "/tmp/ipykernel_1/2.py", 3);
+    known.cell = Some(7);
+    assert_eq!(label::frame(&known), "train_step (In[7]:3)");
+    assert_eq!(label::frame(&frame("f", "<ipython-input-4-0123456789ab>", 3)), "f (In[4]:3)");
+    assert_eq!(label::frame(&frame("<cell line: 1>", "/tmp/ipykernel_1/2.py", 3)), "cell 2:3");
+    // The number of the cell says that it is one, whatever its file is called.
+    let host = Frame { file: "/site-packages/x".to_owned(), ..known };
+    assert!(user_frame::is_user(&host));
 }
 
 proptest! {
-    /// Whatever the names are, a folded line is one line, and text has no control characters.
+    /// Whatever the names are, a folded line is one line, nothing has characters that a terminal
+    /// obeys or XML refuses, and JSON gives the name back.
     #[test]
     fn no_name_breaks_out(name in any::<String>(), file in any::<String>()) {
         let mut process = process();
         process.sites = vec![site("01", Level::Pytorch, Some(0), 5, vec![frame(&name, &file, 1)])];
+        process.command = name.clone();
         let snapshot = snapshot(vec![process]);
         let folded = render(write_folded, &snapshot);
         prop_assert_eq!(folded.lines().count(), 1);
         prop_assert_eq!(folded.matches(';').count(), 2);
         prop_assert!(folded.ends_with(" 5\n"));
-        let text = render(write_text, &snapshot);
-        prop_assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
-        render(write_flamegraph, &snapshot);
+        let json = render(write_json, &snapshot);
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let frame = &value["processes"][0]["sites"][0]["frames"][0];
+        prop_assert_eq!(frame["qualified_name"].as_str(), Some(name.as_str()));
+        prop_assert_eq!(frame["file"].as_str(), Some(file.as_str()));
+        let svg = render(write_flamegraph, &snapshot);
+        for text in [folded, json, svg, render(write_text, &snapshot)] {
+            let bad = text.chars().find(|&c| !matches!(c, '\n' | '\t') && sanitize::is_dangerous(c));
+            prop_assert_eq!(bad, None);
+        }
+    }
+
+    /// The characters that random strings hardly ever have.
+    #[test]
+    fn no_dangerous_character_breaks_out(name in "[\u{0}-\u{1f}\u{7f}-\u{9f}\u{200b}-\u{206f}\u{fffe}\u{ffff}\u{e0001};<>&\"' ()0-9]{1,20}") {
+        let mut process = process();
+        process.sites = vec![site("01", Level::Pytorch, Some(0), 5, vec![frame(&name, &name, 1)])];
+        let snapshot = snapshot(vec![process]);
+        let svg = render(write_flamegraph, &snapshot);
+        prop_assert!(svg.contains("(5 bytes, 5 B, 100.00%)</title>"), "{}", frames_of(&svg));
+        for text in [svg, render(write_json, &snapshot), render(write_text, &snapshot)] {
+            let bad = text.chars().find(|&c| !matches!(c, '\n' | '\t') && sanitize::is_dangerous(c));
+            prop_assert_eq!(bad, None);
+        }
     }
 }

@@ -8,15 +8,25 @@ pub fn is_user_file(file: &str) -> bool {
     if cell_of_file(file).is_some() {
         return true;
     }
-    let installed = ["/site-packages/", "/dist-packages/", "/lib/python3"];
+    let installed = ["/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3"];
+    // Also where they are not installed but run from their sources.
+    let notebook = |part: &str| matches!(part, "IPython" | "ipykernel" | "ipykernel_launcher.py");
+    // numpy and decorator generate code under names like these.
+    let generated = ["<frozen", "<decorator-gen-", "<__array_function__"];
     !(installed.iter().any(|part| file.contains(part))
-        || file.starts_with("<frozen")
+        || generated.iter().any(|start| file.starts_with(start))
+        || file.split('/').any(notebook)
         || file == "?")
+}
+
+/// Whether a frame is of the user's own code.
+pub(super) fn is_user(frame: &Frame) -> bool {
+    frame.cell.is_some() || is_user_file(&frame.file)
 }
 
 /// The innermost frame of the user's own code.
 pub(super) fn user_frame(frames: &[Frame]) -> Option<&Frame> {
-    frames.iter().find(|frame| is_user_file(&frame.file))
+    frames.iter().find(|frame| is_user(frame))
 }
 
 /// The name of the notebook cell that a file name stands for: the hash of its source from
@@ -57,6 +67,18 @@ mod tests {
         assert!(is_user_file("/tmp/ipykernel_1/2.py"));
         assert!(!is_user_file("/opt/env/lib/python3.11/site-packages/torch/nn/modules/linear.py"));
         assert!(!is_user_file("/usr/lib/python3.11/threading.py"));
-        assert!(!is_user_file("<frozen runpy>"));
+        for file in [
+            "<frozen runpy>",
+            "<decorator-gen-53>",
+            "/src/ipython/IPython/core/interactiveshell.py",
+            "/src/ipykernel/ipykernel/zmqshell.py",
+            "/src/ipykernel_launcher.py",
+            "?",
+        ] {
+            assert!(!is_user_file(file), "{file}");
+        }
+        assert!(is_user_file("/home/me/ipykernel_notes/train.py"));
+        // A temporary folder may lie anywhere.
+        assert!(is_user_file("/usr/lib/python3/dist-packages/tmp/ipykernel_1/2.py"));
     }
 }

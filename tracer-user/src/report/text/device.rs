@@ -1,0 +1,57 @@
+//! One device: what it holds, and how far that is known.
+
+use std::io;
+
+use super::fit::Paragraph;
+use crate::{
+    model::DeviceSnapshot,
+    report::label::{self, number, size},
+};
+
+pub(super) fn write(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Result<()> {
+    if device.index.is_none() {
+        let bytes = device.driver_bytes;
+        return writeln!(out, "  driver: {} on a device that is not known", size(bytes));
+    }
+    let bound = if device.reserved_is_upper_bound { "at most " } else { "" };
+    let mut totals = Paragraph::new(&format!("  {}:", label::device(device.index)), 4);
+    totals.add(" ", &format!("allocated {}", size(device.allocated_bytes)));
+    totals.add(" / ", &format!("cached {bound}{}", size(device.cached_bytes)));
+    totals.add(" / ", &format!("reserved {bound}{},", size(device.reserved_bytes)));
+    totals.add(" ", &format!("peak {}", size(device.peak_allocated_bytes)));
+    totals.write(out)?;
+    // A size in binary units is rounded.
+    let mut bytes = Paragraph::new("    in bytes:", 6);
+    bytes.add(" ", &number(device.allocated_bytes));
+    bytes.add(" / ", &format!("{bound}{}", number(device.cached_bytes)));
+    bytes.add(" / ", &format!("{bound}{},", number(device.reserved_bytes)));
+    bytes.add(" ", &format!("peak {}", number(device.peak_allocated_bytes)));
+    bytes.write(out)?;
+
+    if let Some(releasable) = device.releasable_bytes.filter(|&bytes| bytes > 0) {
+        writeln!(out, "    torch.cuda.empty_cache() would return {}", size(releasable))?;
+    }
+    let before = &device.before_attach;
+    if before.allocated_bytes > 0 || before.reserved_bytes > 0 {
+        writeln!(
+            out,
+            "    before attach: {} allocated, {} reserved, call sites unknown",
+            size(before.allocated_bytes),
+            size(before.reserved_bytes)
+        )?;
+    }
+    if device.untraced_reserved_bytes != 0 {
+        let bytes = signed(device.untraced_reserved_bytes);
+        writeln!(out, "    {bytes} reserved by calls without a probe")?;
+    }
+    if device.lost_bytes != 0 {
+        let bytes = signed(device.lost_bytes);
+        writeln!(out, "    lost: {bytes} allocated in dropped records, call sites unknown")?;
+    }
+    Ok(())
+}
+
+fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", size(bytes.unsigned_abs()))
+}

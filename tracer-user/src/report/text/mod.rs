@@ -1,0 +1,113 @@
+//! The report for a person at a terminal, 80 columns wide where names allow.
+
+mod accuracy;
+mod device;
+mod fit;
+mod lines;
+
+use std::io;
+
+use self::fit::{Paragraph, cut};
+use super::{Options, folded::is_pool, label, sanitize};
+use crate::model::{Failure, ProcessSnapshot, ProcessState, Snapshot};
+
+/// Writes the report.
+///
+/// # Errors
+///
+/// Those of the writer.
+pub fn write_text(
+    snapshot: &Snapshot,
+    options: &Options,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    let tracer = &snapshot.tracer;
+    writeln!(
+        out,
+        "cudatrace {} · {:.1} s · {} events · {}",
+        tracer.version,
+        snapshot.duration_s,
+        label::number(tracer.events),
+        if tracer.exact { "exact" } else { "INCOMPLETE (see the end)" },
+    )?;
+    if snapshot.processes.is_empty() {
+        writeln!(out, "\nno process was traced")?;
+    }
+    for process in &snapshot.processes {
+        writeln!(out)?;
+        write_process(process, options, tracer.exact, out)?;
+    }
+    writeln!(out)?;
+    accuracy::write(tracer, out)
+}
+
+fn write_process(
+    process: &ProcessSnapshot,
+    options: &Options,
+    exact: bool,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    let state = match (process.state, &process.exit) {
+        (ProcessState::Running, _) => "running".to_owned(),
+        (ProcessState::Exited, Some(how)) => format!("ended ({how}); as it was at its end"),
+        (ProcessState::Exited, None) => "ended; as it was at its end".to_owned(),
+        (ProcessState::Replaced, _) => "replaced its program; as it was before".to_owned(),
+    };
+    let mut about = Paragraph::new(&format!("process {}", process.pid), 2);
+    about.add(" · ", &state);
+    for (what, value) in [("CPython", &process.python), ("user", &process.user)] {
+        if let Some(value) = value {
+            about.add(" · ", &format!("{what} {value}"));
+        }
+    }
+    if let Some(id) = &process.container {
+        about.add(" · ", &format!("container {id:.12}"));
+    }
+    about.write(out)?;
+    writeln!(out, "  {}", cut(&sanitize(&process.command), 76))?;
+    for device in &process.devices {
+        device::write(device, out)?;
+    }
+    if let Some(pinned) = process.host.pinned_bytes.filter(|&bytes| bytes > 0) {
+        writeln!(out, "  host: {} page-locked", label::size(pinned))?;
+    }
+    write_holders(process, options, exact, out)?;
+    process.failures.iter().try_for_each(|failure| write_failure(failure, out))
+}
+
+/// What holds memory: lines of the pools first, then those of the driver as far as no pool has it.
+fn write_holders(
+    process: &ProcessSnapshot,
+    options: &Options,
+    exact: bool,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    let lines = lines::by_line(process);
+    let running = process.state == ProcessState::Running;
+    if process.devices.is_empty() && lines.is_empty() {
+        let until = if running { "seen yet; it shows here once there is one" } else { "seen" };
+        return writeln!(out, "  no GPU allocation {until}");
+    }
+    if lines.is_empty() {
+        return writeln!(out, "  nothing that was allocated since attach is still held");
+    }
+    let held = if exact { "held by" } else { "held by (INCOMPLETE, see the end)" };
+    let table = lines::Table::new(&lines);
+    writeln!(out)?;
+    table.write_header(held, out)?;
+    let (pools, driver): (Vec<_>, Vec<_>) = lines.iter().partition(|line| is_pool(line.level));
+    table.write(&pools, options, out)?;
+    if !driver.is_empty() {
+        let title = if pools.is_empty() { "outside any pool:" } else { "and outside any pool:" };
+        writeln!(out, "  {title}")?;
+        table.write(&driver, options, out)?;
+    }
+    Ok(())
+}
+
+fn write_failure(failure: &Failure, out: &mut impl io::Write) -> io::Result<()> {
+    let mut line = Paragraph::new(&format!("  failed at {:.1} s:", failure.time_s), 4);
+    line.add(" ", &format!("{} of {}:", failure.call, label::size(failure.bytes)));
+    line.add(" ", &failure.error);
+    line.write(out)
+}
