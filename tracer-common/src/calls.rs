@@ -17,7 +17,7 @@ pub mod op {
     pub const CREATE: u8 = 5;
     /// Lets go of a handle: handle. The memory lives on while it is mapped.
     pub const RELEASE: u8 = 6;
-    /// Takes another hold of a handle: handle.
+    /// Takes another hold of the memory that is mapped at an address: handle; aux is the address.
     pub const RETAIN: u8 = 7;
     /// Maps physical memory: address, size; aux is the handle.
     pub const MAP: u8 = 8;
@@ -139,7 +139,7 @@ pub const CALLS: [Call; 49] = [
     call("cuMemHostUnregister", UNPIN, ENTRY, ARG, NONE, NONE),
     call("cuMemCreate", CREATE, RETURN, OUT, ARG + 1, PROPERTY_DEVICE + 2),
     call("cuMemRelease", RELEASE, ENTRY, ARG, NONE, NONE),
-    call("cuMemRetainAllocationHandle", RETAIN, RETURN, OUT, NONE, NONE),
+    call("cuMemRetainAllocationHandle", RETAIN, RETURN, OUT, NONE, ARG + 1),
     call("cuMemMap", MAP, RETURN, ARG, ARG + 1, ARG + 3),
     call("cuMemUnmap", UNMAP, ENTRY, ARG, ARG + 1, NONE),
     call("cuIpcOpenMemHandle_v2", IMPORT, RETURN, OUT, NONE, NONE),

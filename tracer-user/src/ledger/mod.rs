@@ -151,7 +151,7 @@ impl Ledger {
                 self.memory.create(address, memory);
                 self.count_alloc(&memory, event.time_ns);
             }
-            (op::RETAIN, Phase::Done) => self.memory.retain(address),
+            (op::RETAIN, Phase::Done) => self.memory.retain(address, aux),
             (op::RELEASE, Phase::Begun) => {
                 let gone = self.memory.release(address);
                 self.count_frees(gone.iter().map(|physical| physical.memory));

@@ -478,7 +478,7 @@ fn physical_memory_counts_until_it_is_released_and_unmapped() {
         model.call(0, "cuMemCreate", Phase::Done, 7, 4096, 1, 1);
         model.call(0, "cuMemMap", Phase::Done, 0x10_0000, 4096, 7, 0);
         model.call(0, "cuMemMap", Phase::Done, 0x20_0000, 4096, 7, 0);
-        model.call(0, "cuMemRetainAllocationHandle", Phase::Done, 7, 0, 0, 0);
+        model.call(0, "cuMemRetainAllocationHandle", Phase::Done, 7, 0, 0x20_0100, 0);
         assert_eq!(driver_bytes(&model, Some(1)), 4096, "mapped twice, there once");
         let release = |model: &mut Model| model.call(0, "cuMemRelease", Phase::Begun, 7, 0, 0, 0);
         let unmap = |model: &mut Model| {
@@ -496,6 +496,19 @@ fn physical_memory_counts_until_it_is_released_and_unmapped() {
         }
         assert_eq!(driver_bytes(&model, Some(1)), 0);
     }
+}
+
+#[test]
+fn memory_without_a_handle_can_be_held_again_while_it_is_mapped() {
+    let mut model = attached();
+    model.call(0, "cuMemCreate", Phase::Done, 7, 4096, 1, 1);
+    model.call(0, "cuMemMap", Phase::Done, 0x10_0000, 4096, 7, 0);
+    model.call(0, "cuMemRelease", Phase::Begun, 7, 0, 0, 0);
+    model.call(0, "cuMemRetainAllocationHandle", Phase::Done, 9, 0, 0x10_0008, 0);
+    model.call(0, "cuMemUnmap", Phase::Begun, 0x10_0000, 4096, 0, 0);
+    assert_eq!(driver_bytes(&model, Some(1)), 4096, "held by the new handle");
+    model.call(0, "cuMemRelease", Phase::Begun, 9, 0, 0, 0);
+    assert_eq!(driver_bytes(&model, Some(1)), 0);
 }
 
 #[test]

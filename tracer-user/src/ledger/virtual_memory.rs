@@ -59,9 +59,16 @@ impl VirtualMemory {
         self.physical.insert(id, Physical { id, memory, handles: 1, mappings: 0 });
     }
 
-    pub fn retain(&mut self, handle: u64) {
-        if let Some(memory) = self.handles.get(&handle).and_then(|id| self.physical.get_mut(id)) {
+    /// Takes another hold of the memory that is mapped at `address`, which may have no handle by now.
+    pub fn retain(&mut self, handle: u64, address: u64) {
+        let mapped = self.mappings.range(..=address).next_back();
+        let mapped = mapped.filter(|(start, mapping)| address - **start < mapping.size);
+        let id = mapped
+            .and_then(|(_, mapping)| mapping.physical)
+            .or_else(|| self.handles.get(&handle).copied());
+        if let Some(memory) = id.and_then(|id| self.physical.get_mut(&id)) {
             memory.handles = memory.handles.saturating_add(1);
+            self.handles.insert(handle, memory.id);
         }
     }
 
