@@ -25,7 +25,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 missing privilege or kernel featu
 /// Attaches to a Jupyter kernel, a training job or a server without restarting or changing it, and
 /// reports what it allocates on the GPU from then on, by call site.
 #[derive(Debug, Parser)]
-#[command(version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(name = "cudatrace", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 #[command(subcommand_negates_reqs = true, max_term_width = 100)]
 pub struct Args {
     /// What to do instead of reporting

@@ -1,12 +1,13 @@
 //! Where reports go.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
+    os::unix::fs::{MetadataExt as _, fchown},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use super::args::Format;
 use crate::{
@@ -37,28 +38,44 @@ pub fn print(snapshot: &Snapshot, format: Format, options: &Options) -> Result<(
     Ok(())
 }
 
-/// A file that is there complete or not at all: written beside its place, then renamed. Opened
-/// before the trace, so that a wrong path is told at once.
+/// Where a final report goes. A regular file is there complete or not at all: written beside its
+/// place, then renamed, with the owner's mode kept. Anything else (a device, a pipe) is written to.
+/// Opened before the trace, so that a wrong path is told at once.
 pub struct OutputFile {
     format: Format,
     path: PathBuf,
-    partial: PathBuf,
+    partial: Option<PathBuf>,
     file: File,
 }
 
 impl OutputFile {
-    /// Makes the partial file.
+    /// Opens it.
     ///
     /// # Errors
     ///
-    /// When the folder is not there or not writable.
+    /// When the folder is not there or not writable, or the path is a folder.
     pub fn create(path: &Path, format: Format) -> Result<Self> {
+        let context = || format!("cannot write to `{}`", path.display());
+        let existing = fs::metadata(path).ok();
+        if let Some(metadata) = existing.as_ref().filter(|metadata| !metadata.is_file()) {
+            if metadata.is_dir() {
+                bail!("cannot write to `{}`: it is a folder", path.display());
+            }
+            let file = OpenOptions::new().write(true).open(path).with_context(context)?;
+            return Ok(Self { format, path: path.to_owned(), partial: None, file });
+        }
+        // A link is followed, not replaced.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let mut name = path.file_name().context("the output has no file name")?.to_owned();
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
-        let file = File::create(&partial)
-            .with_context(|| format!("cannot write to `{}`", path.display()))?;
-        Ok(Self { format, path: path.to_owned(), partial, file })
+        let file = File::create(&partial).with_context(context)?;
+        if let Some(metadata) = existing {
+            file.set_permissions(metadata.permissions()).with_context(context)?;
+            // Only root can give a file away, and only then it was another's.
+            let _ = fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
+        }
+        Ok(Self { format, path, partial: Some(partial), file })
     }
 
     /// Renders into it and puts it in its place.
@@ -68,16 +85,21 @@ impl OutputFile {
     /// When it cannot be written.
     pub fn write(self, snapshot: &Snapshot, options: &Options) -> Result<()> {
         let mut out = io::BufWriter::new(&self.file);
-        render(snapshot, self.format, options, &mut out)
-            .and_then(|()| out.flush())
-            .and_then(|()| fs::rename(&self.partial, &self.path))
+        let written = render(snapshot, self.format, options, &mut out).and_then(|()| out.flush());
+        written
+            .and_then(|()| match &self.partial {
+                Some(partial) => fs::rename(partial, &self.path),
+                None => Ok(()),
+            })
             .with_context(|| format!("cannot write `{}`", self.path.display()))
     }
 }
 
 impl Drop for OutputFile {
     fn drop(&mut self) {
-        // Gone already if it was put in its place.
-        let _ = fs::remove_file(&self.partial);
+        if let Some(partial) = &self.partial {
+            // Gone already if it was put in its place.
+            let _ = fs::remove_file(partial);
+        }
     }
 }
