@@ -119,7 +119,8 @@ pub fn build(workspace: &Workspace, torch_lib: &Path) -> Result<()> {
 /// When the C compiler fails.
 pub fn build_driver(workspace: &Workspace, into: &Path) -> Result<PathBuf> {
     let source = workspace.root().join("tests/cuda-sim");
-    run(compiler(&source, into, "libcuda.so.1").arg(source.join("driver.c")))?;
+    let sources = DRIVER_SOURCES.iter().map(|name| source.join(name));
+    run(compiler(&source, into, "libcuda.so.1").args(sources))?;
     Ok(into.join("libcuda.so.1"))
 }
 
