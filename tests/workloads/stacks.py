@@ -283,6 +283,12 @@ def cells(lib):
         exec(compile(source, "<cell %d>" % number, "exec"), {"alloc": alloc, "lib": lib})
 
 
+def long_module(lib):
+    # Its line table is larger than one record of the tracer's.
+    source = "".join("x = %d\n" % number for number in range(9000)) + "alloc(lib)\n"
+    exec(compile(source, "/tmp/long.py", "exec"), {"alloc": alloc, "lib": lib})
+
+
 def unicode_naïve(lib):
     exec(compile("alloc(lib)", "/tmp/größe/数据/😀.py", "exec"), {"alloc": alloc, "lib": lib})
 
@@ -309,6 +315,7 @@ def scenario(lib):
     from_c(lib)
     evaluated(lib)
     cells(lib)
+    long_module(lib)
     unicode_naïve(lib)
 
 

@@ -74,8 +74,8 @@ pub mod stack_flag {
 /// stack is marked [`stack_flag::TRUNCATED`].
 pub const MAX_FRAMES: usize = 128;
 
-/// Bytes of one line-table piece ([`LinesRecord`]).
-pub const LINES_CHUNK: usize = 2048;
+/// Most bytes of one line-table piece ([`LinesRecord`]).
+pub const LINES_CHUNK: usize = 8192;
 
 /// Most pieces of one line table; longer tables are cut and their later lines are unknown.
 pub const MAX_LINES_CHUNKS: usize = 16;
@@ -169,7 +169,8 @@ pub struct CodeRecord {
     pub filename: WireString<FILENAME_BYTES>,
 }
 
-/// A piece of a code object's line table.
+/// A piece of a code object's line table. Only the first `filled` bytes are sent: a record is
+/// [`LinesRecord::FIXED_SIZE`] plus that many bytes long.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinesRecord {
@@ -183,6 +184,11 @@ pub struct LinesRecord {
     pub filled: u32,
     /// The piece.
     pub bytes: [u8; LINES_CHUNK],
+}
+
+impl LinesRecord {
+    /// Bytes before the piece.
+    pub const FIXED_SIZE: usize = core::mem::offset_of!(LinesRecord, bytes);
 }
 
 /// One frame of a [`StackRecord`].

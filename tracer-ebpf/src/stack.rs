@@ -3,7 +3,7 @@
 //! Definitions are made here, inside the hit, because a notebook cell's code object is gone as soon
 //! as the cell ends: user space would come too late (docs/python-frames.md).
 
-use core::mem::offset_of;
+use core::{hint::black_box, mem::offset_of};
 
 use tracer_common::{
     config::{ProcessConfig, thread_state_kind},
@@ -13,8 +13,8 @@ use tracer_common::{
         walk::{instruction_offset, mix, thread_state, walk},
     },
     wire::{
-        LINES_CHUNK, MAX_FRAMES, MAX_LINES_CHUNKS, RecordHeader, StackFrame, StackRecord,
-        stack_flag, tag,
+        LINES_CHUNK, LinesRecord, MAX_FRAMES, MAX_LINES_CHUNKS, RecordHeader, StackFrame,
+        StackRecord, stack_flag, tag,
     },
 };
 
@@ -172,7 +172,7 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
         scratch.lines.code = code;
         // A piece that cannot be read leaves its lines unknown; the names stay.
         if read_lines(scratch.cursor.table, size, sent, &mut scratch.lines, &CurrentProcess)
-            && !emit::record(tgid, Class::Definition, &scratch.lines)
+            && !send_lines(tgid, scratch)
         {
             finish(frame, 0, config, scratch);
             return true;
@@ -191,6 +191,19 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
         finish(frame, 0, config, scratch);
     }
     true
+}
+
+/// Sends the piece of a line table that was read, as long as it is.
+#[inline(always)]
+fn send_lines(tgid: u32, scratch: &Scratch) -> bool {
+    // Compared just before it is used, for older verifiers: as in `read_lines`.
+    let filled = black_box(scratch.lines.filled);
+    if filled > LINES_CHUNK as u32 {
+        return false;
+    }
+    let size = LinesRecord::FIXED_SIZE as u64 + u64::from(filled);
+    // SAFETY: `filled` is at most the length of the record's bytes.
+    unsafe { emit::bytes(tgid, Class::Definition, (&raw const scratch.lines).cast(), size) }
 }
 
 /// Notes a frame's code object (0: it has no definition) and goes on to the next.

@@ -118,6 +118,7 @@ impl Session {
             session.add(found, lock)?;
         }
         session.update_coverage();
+        session.start_ns = sys::monotonic_ns();
         Ok(session)
     }
 

@@ -9,9 +9,9 @@ use tracer_common::counters::Counters;
 
 use crate::{
     decode::{ProcessChange, Record},
-    ledger::{Ledger, SiteKey, SiteTotals, error_name},
+    ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
-        Coverage, Failure, HostSnapshot, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site,
+        Coverage, Failure, Frame, HostSnapshot, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site,
         Snapshot, StackIndex, Tracer, Verdict,
     },
     naming::Naming,
@@ -172,6 +172,7 @@ impl Aggregator {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 events: self.events,
                 dropped,
+                dropped_at_end: counters.unannounced,
                 exact: dropped == 0 && unmatched_frees == 0 && mismatches == 0 && !lost,
                 truncated_stacks: counters.truncated_stacks + counters.faulted_stacks,
                 unmatched_frees,
@@ -189,14 +190,9 @@ impl Aggregator {
         seconds: &dyn Fn(u64) -> f64,
     ) -> ProcessSnapshot {
         let facts = &process.facts;
-        let failures = process.ledger.failures().last().map(|failure| Failure {
-            time_s: seconds(failure.time_ns),
-            call: failure.call.to_owned(),
-            bytes: failure.bytes,
-            error: error_name(failure.error).into_owned(),
-            user_visible: None,
-            site: None,
-        });
+        let sites = self.sites(&process.ledger, seconds);
+        let failures = process.ledger.failures().last();
+        let failures = failures.map(|failure| self.failure(failure, &sites, seconds)).collect();
         ProcessSnapshot {
             pid,
             start_time: facts.start_time.clone(),
@@ -213,9 +209,9 @@ impl Aggregator {
                 pinned_bytes: Some(process.ledger.pinned_bytes()),
                 imported: process.ledger.imported(),
             },
-            sites: self.sites(&process.ledger, seconds),
+            sites,
             cells: Vec::new(),
-            failures: failures.collect(),
+            failures,
         }
     }
 
@@ -240,10 +236,35 @@ impl Aggregator {
         sites
     }
 
+    fn failure(
+        &self,
+        failure: &ledger::Failure,
+        sites: &[Site],
+        seconds: &dyn Fn(u64) -> f64,
+    ) -> Failure {
+        let (frames, frames_note) = self.stack(failure.stack);
+        // Pools come first.
+        let site = sites.iter().find(|site| site.frames == frames && !frames.is_empty());
+        Failure {
+            time_s: seconds(failure.time_ns),
+            call: failure.call.to_owned(),
+            bytes: failure.bytes,
+            error: error_name(failure.error).into_owned(),
+            user_visible: failure.user_visible,
+            site: site.map(|site| site.id.clone()),
+            frames,
+            frames_note,
+        }
+    }
+
+    /// The frames of a stack, and why some are missing.
+    fn stack(&self, stack: StackIndex) -> (Vec<Frame>, Option<String>) {
+        let note = if stack == StackIndex::NONE { None } else { self.naming.note(stack) };
+        (self.naming.frames(stack), note)
+    }
+
     fn site(&self, key: &SiteKey, totals: &SiteTotals, seconds: &dyn Fn(u64) -> f64) -> Site {
-        let frames = self.naming.frames(key.stack);
-        let note = self.naming.note(key.stack);
-        let note = if key.stack == StackIndex::NONE { None } else { note };
+        let (frames, note) = self.stack(key.stack);
         Site {
             id: site_id::site_id(key.level, key.device, &frames, note.as_deref()),
             level: key.level,

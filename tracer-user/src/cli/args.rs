@@ -34,13 +34,13 @@ pub struct Args {
     /// What to trace
     #[command(flatten)]
     pub trace: TraceArgs,
-    /// How the report looks [default: text; for a file by its extension: .json, .folded, .svg]
+    /// How the report looks [default: text; for a file by its extension: .txt, .json, .folded, .svg]
     #[arg(long, value_enum)]
     pub format: Option<Format>,
     /// Write the final report to this file; may be given several times
     #[arg(long, short, value_name = "FILE")]
     pub output: Vec<PathBuf>,
-    /// Time between reports (text on standard output only)
+    /// Time between reports on standard output (text only; other formats are written once, at the end)
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub interval: Duration,
 }
@@ -98,13 +98,15 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that a file's extension stands for; text for any other.
-    pub fn of_file(path: &Path) -> Self {
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => Self::Json,
-            Some("folded") => Self::Folded,
-            Some("svg") => Self::Flamegraph,
-            _ => Self::Text,
+    /// The format that a file's extension stands for, text where there is none; `None` for an
+    /// extension that stands for nothing here.
+    pub fn of_file(path: &Path) -> Option<Self> {
+        match path.extension().map(|extension| extension.to_str()) {
+            None | Some(Some("txt" | "log")) => Some(Self::Text),
+            Some(Some("json")) => Some(Self::Json),
+            Some(Some("folded")) => Some(Self::Folded),
+            Some(Some("svg")) => Some(Self::Flamegraph),
+            Some(_) => None,
         }
     }
 }
@@ -113,6 +115,9 @@ fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(duration) if duration.is_zero() => Err("must be longer than 0".to_owned()),
         Ok(duration) => Ok(duration),
+        Err(error) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() => {
+            Err(format!("{error}; for seconds write `{text}s`"))
+        }
         Err(error) => Err(format!("{error}; write it like `500ms`, `30s` or `2m`")),
     }
 }

@@ -6,7 +6,8 @@ mod trace;
 
 use std::{io, process::ExitCode};
 
-use clap::Parser as _;
+use anyhow::Error;
+use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 
 pub use self::args::Args;
 use crate::{
@@ -18,13 +19,14 @@ use crate::{
 /// Exit codes, which scripts rely on.
 mod code {
     pub const FAILED: u8 = 1;
+    pub const USAGE: u8 = 2;
     pub const MISSING: u8 = 3;
     pub const NOTHING: u8 = 4;
 }
 
 /// Runs the program on the arguments of the process.
 pub fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| refuse(error));
     match trace::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -35,18 +37,38 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Ends with usage, or help.
+fn refuse(error: clap::Error) -> ! {
+    let pid = std::env::args().nth(1).filter(|first| first.parse::<u32>().is_ok());
+    match (error.kind(), pid) {
+        (ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument, Some(pid)) => {
+            let message = format!("`{pid}` is no verb; to trace a process write `--pid {pid}`");
+            Args::command().error(ErrorKind::InvalidSubcommand, message).exit()
+        }
+        _ => error.exit(),
+    }
+}
+
+/// Arguments that are well-formed but cannot be meant.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct UsageError(String);
+
 /// The reader of our output has gone away: it has what it wanted.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+fn is_broken_pipe(error: &Error) -> bool {
     error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn exit_code(error: &anyhow::Error) -> u8 {
+fn exit_code(error: &Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<PrivilegeError>() {
             return code::MISSING;
+        }
+        if cause.is::<UsageError>() {
+            return code::USAGE;
         }
         match cause.downcast_ref::<SessionError>() {
             Some(SessionError::Load(error)) => return load_code(error),

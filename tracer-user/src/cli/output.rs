@@ -66,7 +66,12 @@ impl OutputFile {
         }
         // A link is followed, not replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut name = path.file_name().context("the output has no file name")?.to_owned();
+        // A new file's folder may be named in several ways.
+        let name = path.file_name().context("the output has no file name")?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = fs::canonicalize(folder.unwrap_or(Path::new("."))).with_context(context)?;
+        let path = folder.join(name);
+        let mut name = name.to_owned();
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
         let file = File::create(&partial).with_context(context)?;
@@ -76,6 +81,16 @@ impl OutputFile {
             let _ = fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
         }
         Ok(Self { format, path, partial: Some(partial), file })
+    }
+
+    /// Where it goes, with links followed if it is a regular file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is a regular file, which holds one report.
+    pub fn is_whole(&self) -> bool {
+        self.partial.is_some()
     }
 
     /// Renders into it and puts it in its place.

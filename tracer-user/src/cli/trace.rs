@@ -10,6 +10,7 @@ use tokio::{
 use tracing_subscriber::EnvFilter;
 
 use super::{
+    UsageError,
     args::{Args, Format, TraceArgs, Verb},
     output::{self, OutputFile},
 };
@@ -42,12 +43,6 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn plan(args: &Args) -> Result<Plan<'_>> {
-    let files = |paths: &[PathBuf], format: Option<Format>| {
-        paths
-            .iter()
-            .map(|path| OutputFile::create(path, format.unwrap_or(Format::of_file(path))))
-            .collect::<Result<Vec<_>>>()
-    };
     Ok(match &args.verb {
         Some(Verb::Flamegraph { trace, output }) => Plan {
             trace,
@@ -72,6 +67,25 @@ fn plan(args: &Args) -> Result<Plan<'_>> {
     })
 }
 
+/// The files to write, each with its format.
+fn files(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<OutputFile>> {
+    let mut files: Vec<OutputFile> = Vec::new();
+    for path in paths {
+        let Some(format) = format.or_else(|| Format::of_file(path)) else {
+            let path = path.display();
+            let message = format!("no format is known by the name of `{path}`; add `--format …`");
+            return Err(UsageError(message).into());
+        };
+        let file = OutputFile::create(path, format)?;
+        if files.iter().any(|other| other.path() == file.path() && file.is_whole()) {
+            let message = format!("`{}` is given twice as an output", path.display());
+            return Err(UsageError(message).into());
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
+
 fn start_log(log_ebpf: bool) {
     let default = if log_ebpf { "warn,tracer_ebpf=trace,cudatrace_ebpf=trace" } else { "warn" };
     let filter =
@@ -88,13 +102,16 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
 
     let options = Options { top: plan.trace.top, min_bytes: plan.trace.min_bytes.0 };
-    let pids: Vec<Pid> = plan.trace.pid.iter().copied().map(Pid).collect();
+    let mut numbers = plan.trace.pid.clone();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let pids: Vec<Pid> = numbers.iter().copied().map(Pid).collect();
     let load = LoadOptions { ring_bytes: plan.trace.ring_size, log: plan.trace.log_ebpf };
     let mut session = Session::start(&pids, &load)?;
     for warning in session.warnings() {
         eprintln!("cudatrace: {warning}");
     }
-    eprintln!("cudatrace: attached to {}; Ctrl-C ends the trace", numbers(&plan.trace.pid));
+    eprintln!("cudatrace: attached to {}; Ctrl-C ends the trace", listed(&numbers));
 
     let now = Instant::now();
     let mut drain = interval_at(now + DRAIN_INTERVAL, DRAIN_INTERVAL);
@@ -133,7 +150,7 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     Ok(())
 }
 
-fn numbers(pids: &[u32]) -> String {
+fn listed(pids: &[u32]) -> String {
     let noun = if pids.len() == 1 { "process" } else { "processes" };
     let list: Vec<String> = pids.iter().map(u32::to_string).collect();
     format!("{noun} {}", list.join(", "))

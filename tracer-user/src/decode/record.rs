@@ -3,9 +3,9 @@
 use bytemuck::Pod;
 use thiserror::Error;
 use tracer_common::wire::{
-    CodeFreedRecord, CodeRecord, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent, ProcessRecord,
-    RecordHeader, StackFrame as WireFrame, StackRecord, phase, probe, process_kind, stack_flag,
-    tag,
+    CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent,
+    ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, phase, probe, process_kind,
+    stack_flag, tag,
 };
 
 use super::string::{Kept, text};
@@ -142,19 +142,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
     Ok(match header.tag {
         tag::MEMORY => Record::Memory(memory(&read(bytes, tag::MEMORY)?)?),
         tag::CODE => Record::Code(code(pid, &read(bytes, tag::CODE)?)),
-        tag::LINES => {
-            let record: LinesRecord = read(bytes, tag::LINES)?;
-            let filled = record
-                .bytes
-                .get(..record.filled as usize)
-                .ok_or(DecodeError::Short { tag: tag::LINES, length: record.filled as usize })?;
-            Record::Lines(LinesPiece {
-                pid,
-                code: CodeId(record.code),
-                offset: record.offset,
-                bytes: filled.to_vec(),
-            })
-        }
+        tag::LINES => Record::Lines(lines(pid, bytes)?),
         tag::STACK => Record::Stack(stack(pid, bytes, header.detail)?),
         tag::CODE_FREED => {
             let record: CodeFreedRecord = read(bytes, tag::CODE_FREED)?;
@@ -239,6 +227,16 @@ fn code(pid: Pid, record: &CodeRecord) -> CodeDefinition {
         first_line: record.first_line,
         line_table_size: record.line_table_size,
     }
+}
+
+fn lines(pid: Pid, bytes: &[u8]) -> Result<LinesPiece, DecodeError> {
+    let short = DecodeError::Short { tag: tag::LINES, length: bytes.len() };
+    let (fixed, rest) = bytes.split_at_checked(LinesRecord::FIXED_SIZE).ok_or(short.clone())?;
+    let code: u64 = read(&fixed[core::mem::offset_of!(LinesRecord, code)..], tag::LINES)?;
+    let offset: u32 = read(&fixed[core::mem::offset_of!(LinesRecord, offset)..], tag::LINES)?;
+    let filled: u32 = read(&fixed[core::mem::offset_of!(LinesRecord, filled)..], tag::LINES)?;
+    let piece = rest.get(..filled as usize).filter(|piece| piece.len() <= LINES_CHUNK);
+    Ok(LinesPiece { pid, code: CodeId(code), offset, bytes: piece.ok_or(short)?.to_vec() })
 }
 
 fn stack(pid: Pid, bytes: &[u8], depth: u16) -> Result<StackDefinition, DecodeError> {

@@ -2,10 +2,13 @@
 
 use std::{borrow::Cow, collections::VecDeque};
 
-use crate::model::{AllocationEvent, DriverCall, StackIndex};
+use crate::model::{AllocationEvent, DriverCall, StackIndex, Tid};
 
 /// Failures that are kept; older ones are only counted.
 const KEPT: usize = 1000;
+
+/// Of these, the last ones that may not be settled.
+const OPEN: usize = 64;
 
 /// One failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +23,14 @@ pub struct Failure {
     pub error: u32,
     /// Who asked.
     pub stack: StackIndex,
+    /// Whether the pool passed it on to the user; `None` while not known.
+    pub user_visible: Option<bool>,
+    /// The thread.
+    tid: Tid,
 }
 
-/// The last failures.
+/// The last failures. A pool that is refused memory returns its cache and asks again: what comes next
+/// from the same thread tells whether the user saw it.
 #[derive(Debug, Default)]
 pub struct Failures {
     last: VecDeque<Failure>,
@@ -41,13 +49,28 @@ impl Failures {
             self.last.pop_front();
         }
         self.count += 1;
+        let (tid, user_visible) = (event.tid, None);
         self.last.push_back(Failure {
             time_ns: event.time_ns,
             call: call.symbol(),
             bytes: event.size,
             error,
             stack,
+            user_visible,
+            tid,
         });
+    }
+
+    /// The thread has got memory after all (`false`), or its pool has told the user (`true`).
+    /// Returns whether there was a failure to be settled.
+    pub(super) fn settle(&mut self, tid: Tid, user_visible: bool) -> bool {
+        let open = |failure: &&mut Failure| failure.tid == tid && failure.user_visible.is_none();
+        let mut any = false;
+        for failure in self.last.iter_mut().rev().take(OPEN).filter(open) {
+            failure.user_visible = Some(user_visible);
+            any = true;
+        }
+        any
     }
 
     /// The last ones, oldest first.

@@ -24,7 +24,7 @@ use self::{
     virtual_memory::VirtualMemory,
 };
 pub use self::{
-    failure::{Failures, error_name},
+    failure::{Failure, Failures, error_name},
     pool::Pool,
     sites::{SiteKey, SiteTotals, Sites},
 };
@@ -142,11 +142,15 @@ impl Ledger {
             (op::ALLOC | op::PIN | op::CREATE, Phase::Failed(error)) => {
                 self.failures.add(event, call, error, stack);
             }
-            (op::ALLOC, Phase::Done) => self.allocate(event, stack),
+            (op::ALLOC, Phase::Done) => {
+                self.failures.settle(event.tid, false);
+                self.allocate(event, stack);
+            }
             (op::FREE, Phase::Begun) => self.free(event),
             (op::PIN, Phase::Done) => self.pin(event, stack),
             (op::UNPIN, Phase::Begun) => self.unpin(event),
             (op::CREATE, Phase::Done) => {
+                self.failures.settle(event.tid, false);
                 let memory = Memory { size, stack, device, pooled: false };
                 self.memory.create(address, memory);
                 self.count_alloc(&memory, event.time_ns);
@@ -420,16 +424,17 @@ impl Pool {
     /// The picture of it; `traced_driver_bytes` is what the driver handed out on its device.
     fn snapshot(&self, index: Option<Device>, traced_driver_bytes: u64) -> DeviceSnapshot {
         let (allocated, reserved) = (self.allocated(), self.reserved());
+        let reported = |bytes: u64| self.reported().is_some().then_some(bytes);
         DeviceSnapshot {
             index,
             driver_bytes: self.driver_bytes(traced_driver_bytes),
-            reserved_bytes: reserved,
+            reserved_bytes: reported(reserved),
             reserved_is_upper_bound: self.reserved_is_upper_bound(),
             untraced_reserved_bytes: self.untraced_reserved(),
-            allocated_bytes: allocated,
-            cached_bytes: reserved.saturating_sub(allocated),
+            allocated_bytes: reported(allocated),
+            cached_bytes: reported(reserved.saturating_sub(allocated)),
             releasable_bytes: self.releasable(),
-            peak_allocated_bytes: self.peak_allocated(),
+            peak_allocated_bytes: reported(self.peak_allocated()),
             before_attach: self.before(),
             lost_bytes: self.lost_bytes(),
             allocator_reported: self.reported().map(|totals| AllocatedReserved {

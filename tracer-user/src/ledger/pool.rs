@@ -49,12 +49,14 @@ impl Pool {
         if self.reported.is_some() {
             return;
         }
+        let allocated_bytes = if is_alloc {
+            totals.allocated.saturating_sub(size)
+        } else {
+            totals.allocated.saturating_add(size)
+        };
+        self.peak_allocated = allocated_bytes;
         self.before = AllocatedReserved {
-            allocated_bytes: if is_alloc {
-                totals.allocated.saturating_sub(size)
-            } else {
-                totals.allocated.saturating_add(size)
-            },
+            allocated_bytes,
             reserved_bytes: totals.reserved.saturating_sub(self.segment_bytes),
         };
     }

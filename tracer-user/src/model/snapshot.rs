@@ -33,6 +33,8 @@ pub struct Tracer {
     pub events: u64,
     /// Records (events and definitions) that found no space in the ring buffer.
     pub dropped: u64,
+    /// Of these, records after the last one received: totals are as of that one.
+    pub dropped_at_end: u64,
     /// Whether every number is exact: nothing dropped, and the ledger agreed with the allocators'
     /// own totals at every event.
     pub exact: bool,
@@ -135,21 +137,21 @@ pub struct DeviceSnapshot {
     pub index: Option<Device>,
     /// Bytes that the driver handed to this process: traced, and reserved by pools before attach.
     pub driver_bytes: u64,
-    /// Bytes in the pools' segments.
-    pub reserved_bytes: u64,
+    /// Bytes in the pools' segments; like the other keys of a pool `null` while no pool has reported.
+    pub reserved_bytes: Option<u64>,
     /// Whether a segment from before attach was returned since the pool last reported:
     /// `reserved_bytes` is then an upper bound until its next allocation.
     pub reserved_is_upper_bound: bool,
     /// Part of `reserved_bytes` that came by calls without a probe; negative when it went by such.
     pub untraced_reserved_bytes: i64,
     /// Bytes in live blocks of pools.
-    pub allocated_bytes: u64,
+    pub allocated_bytes: Option<u64>,
     /// Free bytes inside segments.
-    pub cached_bytes: u64,
+    pub cached_bytes: Option<u64>,
     /// Bytes in wholly free segments, which `torch.cuda.empty_cache()` would return.
     pub releasable_bytes: Option<u64>,
     /// Highest `allocated_bytes` seen.
-    pub peak_allocated_bytes: u64,
+    pub peak_allocated_bytes: Option<u64>,
     /// What already existed when the tracer attached, and still does.
     pub before_attach: AllocatedReserved,
     /// Bytes that cannot be given to a site because records were dropped; negative when frees were
@@ -268,10 +270,15 @@ pub struct Failure {
     pub bytes: u64,
     /// Name of the error.
     pub error: String,
-    /// Whether the user saw it (a pool may free its cache and succeed at a second try).
+    /// Whether the user saw it (a pool may free its cache and succeed at a second try); `null` where
+    /// that is not known.
     pub user_visible: Option<bool>,
-    /// Id of the call site.
+    /// Id of the site with the same stack; `null` if nothing was ever allocated there.
     pub site: Option<String>,
+    /// Innermost first.
+    pub frames: Vec<Frame>,
+    /// Why frames are missing, if they are.
+    pub frames_note: Option<String>,
 }
 
 impl Site {

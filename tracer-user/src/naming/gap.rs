@@ -1,5 +1,7 @@
 //! Why frames are missing, in words.
 
+use tracer_common::wire::{LINES_CHUNK, MAX_LINES_CHUNKS};
+
 /// What is missing at the outer end of a stack that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Outer {
@@ -41,6 +43,12 @@ impl Absence {
         }
     }
 }
+
+/// Of a line that lies too far into its function, module or cell.
+pub(super) const LINES_CUT: &str =
+    "a line shown as `?` lies beyond the first 128 KiB of its line table";
+
+const _: () = assert!(LINES_CHUNK * MAX_LINES_CHUNKS == 128 * 1024);
 
 /// Of a frame whose code object is not known.
 pub(super) const UNNAMED: &str = "frames shown as `?` have no name: its definition is missing";

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::gap::{Absence, Outer, UNNAMED};
+use super::gap::{Absence, LINES_CUT, Outer, UNNAMED};
 use crate::model::StackIndex;
 
 /// Strings.
@@ -29,6 +29,8 @@ pub(super) struct Location {
     pub(super) qualified_name: Option<Arc<str>>,
     pub(super) file: Arc<str>,
     pub(super) line: Option<u32>,
+    /// The line lies beyond the part of the line table that was captured.
+    pub(super) is_cut: bool,
 }
 
 /// A [`Location`] in [`Locations`].
@@ -50,8 +52,13 @@ pub(super) struct Locations {
 impl Locations {
     pub(super) fn new() -> Self {
         let mark: Arc<str> = "?".into();
-        let unknown =
-            Location { function: mark.clone(), qualified_name: None, file: mark, line: None };
+        let unknown = Location {
+            function: mark.clone(),
+            qualified_name: None,
+            file: mark,
+            line: None,
+            is_cut: false,
+        };
         // Not in the map: a defined code object whose names are `?` is another one.
         Self { places: vec![unknown], by_content: FxHashMap::default() }
     }
@@ -89,12 +96,15 @@ impl Stack {
     }
 
     /// What is missing from it.
-    pub(super) fn note(&self) -> Option<String> {
+    pub(super) fn note(&self, locations: &Locations) -> Option<String> {
         match self {
             Self::Absent(absence) => Some(absence.note().to_owned()),
             Self::Taken { frames, outer } => {
                 let unnamed = frames.contains(&LocationIndex::UNKNOWN).then_some(UNNAMED);
-                let parts: Vec<&str> = unnamed.into_iter().chain(outer.note()).collect();
+                let is_cut =
+                    |&frame: &LocationIndex| locations.get(frame).is_some_and(|at| at.is_cut);
+                let cut = frames.iter().any(is_cut).then_some(LINES_CUT);
+                let parts: Vec<&str> = [unnamed, cut, outer.note()].into_iter().flatten().collect();
                 (!parts.is_empty()).then(|| parts.join("; "))
             }
         }

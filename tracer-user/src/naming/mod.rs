@@ -141,7 +141,7 @@ impl Naming {
 
     /// Why frames, or the names of some, are missing, if they are.
     pub fn note(&self, index: StackIndex) -> Option<String> {
-        self.stacks.get(index)?.note()
+        self.stacks.get(index)?.note(&self.locations)
     }
 
     /// Forgets the ids and code objects of a process; its stacks stay for reports.

@@ -130,11 +130,11 @@ impl ProcessNames {
             return LocationIndex::UNKNOWN;
         };
         code.used = self.clock;
+        // A table whose end is missing still tells the lines of its beginning.
+        let complete = code.table.len() >= code.table_size as usize;
         // Without the version the encoding is not known, and a wrong line is worse than none.
         let line = self.python_minor.and_then(|minor| {
             let kind = LineTableKind::of_minor(minor);
-            // A table whose end is missing still tells the lines of its beginning.
-            let complete = code.table.len() >= code.table_size as usize;
             LineTable { kind, first_line: code.first_line, bytes: &code.table }
                 .line(frame.instruction, complete)
         });
@@ -143,6 +143,7 @@ impl ProcessNames {
             qualified_name: code.qualified_name.clone(),
             file: code.file.clone(),
             line,
+            is_cut: line.is_none() && code.table_size as usize > LINES_CHUNK * MAX_LINES_CHUNKS,
         })
     }
 

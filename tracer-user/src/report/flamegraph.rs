@@ -7,7 +7,11 @@ use inferno::flamegraph::{
     color::{BackgroundColor, BasicPalette, Color, Palette, PaletteMap, parse_hex_color},
 };
 
-use super::{Options, folded, label, user_frame::is_user};
+use super::{
+    Options, folded,
+    label::{self, FileNames},
+    user_frame::is_user,
+};
 use crate::model::{ProcessSnapshot, Snapshot};
 
 /// Black on each of these is easily read.
@@ -67,6 +71,7 @@ pub fn write_flamegraph(
 
 /// A colour for every frame there is, by its name.
 fn colors(snapshot: &Snapshot) -> PaletteMap {
+    let names = FileNames::of(snapshot);
     let mut map = PaletteMap::default();
     let mut set = |name: &str, hex: &str| {
         if let Some(color) = parse_hex_color(hex) {
@@ -77,9 +82,8 @@ fn colors(snapshot: &Snapshot) -> PaletteMap {
         let sites = snapshot.processes.iter().flat_map(folded::holders);
         sites.flat_map(|site| &site.frames).filter(move |frame| is_user(frame) == own)
     };
-    // The last one wins where a library's file has the same name.
-    frames(false).for_each(|frame| set(&label::frame(frame), LIBRARY));
-    frames(true).for_each(|frame| set(&label::frame(frame), OWN));
+    frames(false).for_each(|frame| set(&names.frame(frame), LIBRARY));
+    frames(true).for_each(|frame| set(&names.frame(frame), OWN));
     set("all", STRUCTURE);
     set("", STRUCTURE);
     for process in &snapshot.processes {

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, io};
 
-use super::{Options, label, sanitize};
+use super::{
+    Options,
+    label::{self, FileNames},
+    sanitize,
+};
 use crate::model::{Level, ProcessSnapshot, Site, Snapshot};
 
 /// Writes live bytes by stack, roots first.
@@ -23,6 +27,7 @@ pub fn write_folded(
 
 /// Live bytes by folded stack, in order.
 pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String, u64> {
+    let names = FileNames::of(snapshot);
     let mut stacks: BTreeMap<String, u64> = BTreeMap::new();
     let mut add = |stack: Vec<String>, bytes: u64| {
         if bytes > 0 {
@@ -38,7 +43,7 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
         for site in holders(process) {
             if shown < most && site.own_bytes() >= options.min_bytes {
                 shown += 1;
-                add(stack(&root, site), site.own_bytes());
+                add(stack(&root, site, &names), site.own_bytes());
             } else {
                 add(vec![root.clone(), OTHERS.to_owned()], site.own_bytes());
             }
@@ -91,11 +96,11 @@ pub(super) fn gap(note: &str) -> String {
     format!("[{note}]")
 }
 
-fn stack(root: &str, site: &Site) -> Vec<String> {
+fn stack(root: &str, site: &Site, names: &FileNames<'_>) -> Vec<String> {
     let mut stack = vec![root.to_owned(), place(site)];
     // What is missing is missing at the outer end.
     stack.extend(site.frames_note.as_deref().map(gap));
-    stack.extend(site.frames.iter().rev().map(label::frame));
+    stack.extend(site.frames.iter().rev().map(|frame| names.frame(frame)));
     stack
 }
 

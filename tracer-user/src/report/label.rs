@@ -1,17 +1,78 @@
 //! Words for frames, sites and sizes.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use bytesize::ByteSize;
 
 use super::user_frame::cell_of_file;
-use crate::model::{Device, Frame};
+use crate::model::{Device, Frame, Snapshot};
 
-/// Where a frame is: `cell 3409123:3`, `In[7]:3` or `train.py:12`; the whole path only if asked.
-pub(super) fn place(frame: &Frame, whole_path: bool) -> String {
+/// Names of files, short, and yet no two alike: `model.py`, or `a/model.py` and `b/model.py` where
+/// there are several of that name.
+#[derive(Debug, Default)]
+pub(super) struct FileNames<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> FileNames<'a> {
+    /// Of all the frames of a report.
+    pub(super) fn of(snapshot: &'a Snapshot) -> Self {
+        let frames = snapshot.processes.iter().flat_map(|process| {
+            let failed = process.failures.iter().flat_map(|failure| &failure.frames);
+            process.sites.iter().flat_map(|site| &site.frames).chain(failed)
+        });
+        let files: BTreeSet<&str> = frames.map(|frame| frame.file.as_str()).collect();
+        let mut short = BTreeMap::new();
+        let mut open: Vec<&str> = files.into_iter().collect();
+        let mut parts = 1;
+        while !open.is_empty() {
+            let mut users: BTreeMap<&str, usize> = BTreeMap::new();
+            for &file in &open {
+                *users.entry(tail(file, parts)).or_default() += 1;
+            }
+            open.retain(|&file| {
+                let name = tail(file, parts);
+                let is_settled = users.get(name) == Some(&1) || name == file;
+                if is_settled {
+                    short.insert(file, name);
+                }
+                !is_settled
+            });
+            parts += 1;
+        }
+        Self(short)
+    }
+
+    /// Where a frame is: `cell 3409123:3`, `In[7]:3` or `train.py:12`.
+    pub(super) fn place(&self, frame: &Frame) -> String {
+        let file = frame.file.as_str();
+        place(frame, self.0.get(file).copied().unwrap_or_else(|| tail(file, 1)))
+    }
+
+    /// A frame in a flamegraph: `train_step (cell 3409123:3)`, or just the place for the top of a cell
+    /// or script.
+    pub(super) fn frame(&self, frame: &Frame) -> String {
+        match function(frame) {
+            None => self.place(frame),
+            Some(name) => format!("{name} ({})", self.place(frame)),
+        }
+    }
+}
+
+/// The last `parts` parts of a path.
+fn tail(path: &str, parts: usize) -> &str {
+    let cut = path.rmatch_indices('/').nth(parts - 1);
+    cut.map_or(path, |(slash, _)| &path[slash + 1..])
+}
+
+/// Where a frame is, with the whole path of its file.
+pub(super) fn whole_place(frame: &Frame) -> String {
+    place(frame, &frame.file)
+}
+
+fn place(frame: &Frame, file: &str) -> String {
     let file = match (frame.cell, cell_of_file(&frame.file)) {
         (Some(number), _) => format!("In[{number}]"),
         (None, Some(cell)) => cell,
-        (None, None) if whole_path => frame.file.clone(),
-        (None, None) => frame.file.rsplit('/').next().unwrap_or_default().to_owned(),
+        (None, None) => file.to_owned(),
     };
     match frame.line {
         Some(line) => format!("{file}:{line}"),
@@ -24,15 +85,6 @@ pub(super) fn place(frame: &Frame, whole_path: bool) -> String {
 pub(super) fn function(frame: &Frame) -> Option<&str> {
     let name = frame.qualified_name.as_deref().unwrap_or(&frame.function);
     (name != "<module>" && !name.starts_with("<cell line: ")).then_some(name)
-}
-
-/// A frame in a flamegraph: `train_step (cell 3409123:3)`, or just the place for the top of a cell
-/// or script.
-pub(super) fn frame(frame: &Frame) -> String {
-    match function(frame) {
-        None => place(frame, false),
-        Some(name) => format!("{name} ({})", place(frame, false)),
-    }
 }
 
 /// A device: `cuda:0`.

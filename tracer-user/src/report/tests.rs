@@ -45,13 +45,13 @@ fn device() -> DeviceSnapshot {
     DeviceSnapshot {
         index: Some(Device(0)),
         driver_bytes: 1_610_612_736,
-        reserved_bytes: 1_610_612_736,
+        reserved_bytes: Some(1_610_612_736),
         reserved_is_upper_bound: false,
         untraced_reserved_bytes: 0,
-        allocated_bytes: 1_288_490_188,
-        cached_bytes: 322_122_548,
+        allocated_bytes: Some(1_288_490_188),
+        cached_bytes: Some(322_122_548),
         releasable_bytes: Some(209_715_200),
-        peak_allocated_bytes: 1_400_000_000,
+        peak_allocated_bytes: Some(1_400_000_000),
         before_attach: AllocatedReserved::default(),
         lost_bytes: 0,
         allocator_reported: Some(AllocatedReserved {
@@ -132,6 +132,7 @@ fn snapshot(processes: Vec<ProcessSnapshot>) -> Snapshot {
             version: "0.0.0".to_owned(),
             events: 1_234_567,
             dropped: 0,
+            dropped_at_end: 0,
             exact: true,
             truncated_stacks: 0,
             unmatched_frees: 0,
@@ -188,17 +189,23 @@ fn troubled() -> Snapshot {
         7 << 20,
         vec![frame("run", "/home/ada/x.py", 1)],
     ));
-    process.failures.push(Failure {
+    let failure = Failure {
         time_s: 3.25,
         call: "cuMemAlloc_v2".to_owned(),
         bytes: 21_474_836_480,
         error: "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
-        user_visible: None,
-        site: None,
-    });
+        user_visible: Some(true),
+        site: Some("01".to_owned()),
+        frames: vec![frame("train_step", "/tmp/ipykernel_4242/3409123.py", 3)],
+        frames_note: None,
+    };
+    process.failures.extend([failure.clone(), failure.clone()]);
+    let retried = Failure { bytes: 2 << 20, user_visible: Some(false), ..failure };
+    process.failures.push(retried);
     let mut snapshot = snapshot(vec![process]);
     snapshot.tracer.exact = false;
     snapshot.tracer.dropped = 1_000;
+    snapshot.tracer.dropped_at_end = 400;
     snapshot.tracer.unmatched_frees = 2;
     snapshot.tracer.mismatches = 3;
     snapshot.tracer.truncated_stacks = 4;
@@ -348,12 +355,49 @@ fn small_sites_are_left_out_where_asked_and_totals_stay() {
 }
 
 #[test]
+fn files_of_the_same_name_are_told_apart() {
+    let mut process = process();
+    let at = |file: &str| vec![frame("build", file, 3)];
+    process.sites = ["/a/x/model.py", "/a/y/model.py", "/b/x/model.py", "train.py", "model.py"]
+        .iter()
+        .enumerate()
+        .map(|(i, file)| site(&i.to_string(), Level::Pytorch, Some(0), 7, at(file)))
+        .collect();
+    process.devices.clear();
+    let folded = render(write_folded, &snapshot(vec![process]));
+    let names: Vec<&str> = folded.lines().filter_map(|l| l.split(['(', ')']).nth(1)).collect();
+    assert_eq!(
+        names,
+        ["/a/x/model.py:3", "/b/x/model.py:3", "model.py:3", "train.py:3", "y/model.py:3"]
+            .map(|name| name.strip_prefix('/').unwrap_or(name))
+    );
+}
+
+#[test]
+fn every_caller_of_a_line_counts() {
+    let mut process = process();
+    let called = |line| vec![frame("new", "/u/lib.py", 9), frame("main", "/u/main.py", line)];
+    process.sites = (1..=5)
+        .map(|n| site(&n.to_string(), Level::Pytorch, Some(0), u64::from(n) << 20, called(n)))
+        .collect();
+    let text = render(write_text, &snapshot(vec![process]));
+    for part in [
+        "from main (main.py:5) 5.0 MiB",
+        "from main (main.py:3) 3.0 MiB",
+        "from 2 other callers 3.0 MiB",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn cells_by_number_and_by_older_names() {
+    let names = label::FileNames::default();
     let mut known = frame("train_step", "/tmp/ipykernel_1/2.py", 3);
     known.cell = Some(7);
-    assert_eq!(label::frame(&known), "train_step (In[7]:3)");
-    assert_eq!(label::frame(&frame("f", "<ipython-input-4-0123456789ab>", 3)), "f (In[4]:3)");
-    assert_eq!(label::frame(&frame("<cell line: 1>", "/tmp/ipykernel_1/2.py", 3)), "cell 2:3");
+    assert_eq!(names.frame(&known), "train_step (In[7]:3)");
+    assert_eq!(names.frame(&frame("f", "<ipython-input-4-0123456789ab>", 3)), "f (In[4]:3)");
+    assert_eq!(names.frame(&frame("<cell line: 1>", "/tmp/ipykernel_1/2.py", 3)), "cell 2:3");
     // The number of the cell says that it is one, whatever its file is called.
     let host = Frame { file: "/site-packages/x".to_owned(), ..known };
     assert!(user_frame::is_user(&host));

@@ -52,6 +52,7 @@ impl TraceLock {
         let path = directory.join(format!("{pid}-{start_ticks}.lock"));
         let io_error = |source: io::Error| LockError::Io { path: path.clone(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io_error)?;
+        remove_left(directory);
         loop {
             let mut file = OpenOptions::new()
                 .create(true)
@@ -88,6 +89,23 @@ impl Drop for TraceLock {
     }
 }
 
+/// Removes the files of tracers that were killed.
+fn remove_left(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(MOST_LEFT) {
+        let path = entry.path();
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path);
+        let Ok(file) = file else { continue };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && is_same_file(&file, &path)
+        {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Files that are looked at for that.
+const MOST_LEFT: usize = 1024;
+
 fn is_same_file(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     match (file.metadata(), fs::metadata(path)) {
@@ -110,6 +128,9 @@ mod tests {
         TraceLock::acquire(directory.path(), 7, 101).unwrap();
         drop(first);
         TraceLock::acquire(directory.path(), 7, 100).unwrap();
+        // What a killed tracer left goes with the next claim.
+        fs::write(directory.path().join("9-9.lock"), "1\n").unwrap();
+        TraceLock::acquire(directory.path(), 8, 100).unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -15,21 +15,38 @@ pub(super) fn write(tracer: &Tracer, out: &mut impl io::Write) -> io::Result<()>
     }
     if tracer.dropped > 0 {
         let dropped = number(tracer.dropped);
+        let since = number(tracer.dropped_at_end);
         writeln!(
             out,
-            "INCOMPLETE: {dropped} records were dropped because the ring buffer was full.\n\
-             Totals per device are the allocator's own; call sites lack what was dropped."
+            "INCOMPLETE: {dropped} records were dropped because the ring buffer was full."
         )?;
+        match tracer.dropped_at_end {
+            0 => writeln!(
+                out,
+                "Totals per device are the allocator's own; call sites lack what was dropped."
+            )?,
+            _ => writeln!(
+                out,
+                "{since} of them came after the last record received: totals per device are as of\n\
+                 that record, until the next allocation."
+            )?,
+        }
     } else if !tracer.exact {
         writeln!(out, "INCOMPLETE: call sites do not add up to the totals.")?;
     }
     for (count, what) in [
-        (tracer.unmatched_frees, "frees matched no allocation"),
-        (tracer.mismatches, "times the allocator's totals differed from the traced ones"),
-        (tracer.truncated_stacks, "stacks lack outer frames"),
+        (tracer.unmatched_frees, ["free matched no allocation", "frees matched no allocation"]),
+        (
+            tracer.mismatches,
+            [
+                "time the allocator's totals differed from the traced ones",
+                "times the allocator's totals differed from the traced ones",
+            ],
+        ),
+        (tracer.truncated_stacks, ["stack lacks outer frames", "stacks lack outer frames"]),
     ] {
         if count > 0 {
-            writeln!(out, "{} {what}", number(count))?;
+            writeln!(out, "{} {}", number(count), what[usize::from(count > 1)])?;
         }
     }
     for gap in gaps {

@@ -13,19 +13,30 @@ pub(super) fn write(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Re
         let bytes = device.driver_bytes;
         return writeln!(out, "  driver: {} on a device that is not known", size(bytes));
     }
+    let (Some(allocated), Some(cached), Some(reserved), Some(peak)) = (
+        device.allocated_bytes,
+        device.cached_bytes,
+        device.reserved_bytes,
+        device.peak_allocated_bytes,
+    ) else {
+        let mut line = Paragraph::new(&format!("  {}:", label::device(device.index)), 4);
+        line.add(" ", &format!("{} from the driver", size(device.driver_bytes)));
+        line.add_words("(no caching allocator has reported yet, or this one does not report)");
+        return line.write(out);
+    };
     let bound = if device.reserved_is_upper_bound { "at most " } else { "" };
     let mut totals = Paragraph::new(&format!("  {}:", label::device(device.index)), 4);
-    totals.add(" ", &format!("allocated {}", size(device.allocated_bytes)));
-    totals.add(" / ", &format!("cached {bound}{}", size(device.cached_bytes)));
-    totals.add(" / ", &format!("reserved {bound}{},", size(device.reserved_bytes)));
-    totals.add(" ", &format!("peak {}", size(device.peak_allocated_bytes)));
+    totals.add(" ", &format!("allocated {}", size(allocated)));
+    totals.add(" / ", &format!("cached {bound}{}", size(cached)));
+    totals.add(" / ", &format!("reserved {bound}{},", size(reserved)));
+    totals.add(" ", &format!("peak {}", size(peak)));
     totals.write(out)?;
     // A size in binary units is rounded.
     let mut bytes = Paragraph::new("    in bytes:", 6);
-    bytes.add(" ", &number(device.allocated_bytes));
-    bytes.add(" / ", &format!("{bound}{}", number(device.cached_bytes)));
-    bytes.add(" / ", &format!("{bound}{},", number(device.reserved_bytes)));
-    bytes.add(" ", &format!("peak {}", number(device.peak_allocated_bytes)));
+    bytes.add(" ", &number(allocated));
+    bytes.add(" / ", &format!("{bound}{}", number(cached)));
+    bytes.add(" / ", &format!("{bound}{},", number(reserved)));
+    bytes.add(" ", &format!("peak {}", number(peak)));
     bytes.write(out)?;
 
     if let Some(releasable) = device.releasable_bytes.filter(|&bytes| bytes > 0) {

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, io};
 
 use super::fit::Paragraph;
 use crate::{
-    model::{Level, ProcessSnapshot, Site},
+    model::{Frame, Level, ProcessSnapshot, Site},
     report::{
         Options,
         folded::{holders, is_pool},
-        label::{self, sum},
+        label::{self, FileNames, sum},
         user_frame::{is_user, user_frame},
     },
 };
@@ -27,8 +27,8 @@ pub(super) struct Line<'a> {
     words: Vec<String>,
     bytes: u64,
     blocks: u64,
-    /// The site with most bytes of its own.
-    largest: &'a Site,
+    /// Its sites.
+    sites: Vec<&'a Site>,
 }
 
 /// Most bytes first; equal ones by name.
@@ -42,13 +42,11 @@ pub(super) fn by_line(process: &ProcessSnapshot) -> Vec<Line<'_>> {
             words,
             bytes: 0,
             blocks: 0,
-            largest: site,
+            sites: Vec::new(),
         });
         line.bytes = line.bytes.saturating_add(site.own_bytes());
         line.blocks = line.blocks.saturating_add(site.live_blocks);
-        if site.own_bytes() > line.largest.own_bytes() {
-            line.largest = site;
-        }
+        line.sites.push(site);
     }
     let mut lines: Vec<Line<'_>> = lines.into_values().collect();
     lines.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.words.cmp(&b.words)));
@@ -60,35 +58,80 @@ fn words(site: &Site) -> Vec<String> {
         level if is_pool(level) => format!("[{}]", label::device(site.device)),
         level => format!("[{level}, {}]", label::device(site.device)),
     };
-    match (user_frame(&site.frames).or(site.frames.first()), &site.frames_note) {
+    let mut words = place(&site.frames, site.frames_note.as_deref());
+    words.push(device);
+    words
+}
+
+/// The user's own line in a stack, and its function.
+pub(super) fn place(frames: &[Frame], note: Option<&str>) -> Vec<String> {
+    match (user_frame(frames).or(frames.first()), note) {
         (Some(frame), _) => {
-            let mut words = vec![label::place(frame, true)];
+            let mut words = vec![label::whole_place(frame)];
             words.extend(label::function(frame).map(|name| format!("in {name}")));
-            words.push(device);
             words
         }
-        (None, Some(note)) => vec![format!("({note})"), device],
-        (None, None) => vec!["(no stack)".to_owned(), device],
+        (None, Some(note)) => vec![format!("({note})")],
+        (None, None) => vec!["(no stack)".to_owned()],
     }
 }
 
-/// How the largest part of a line came about: the user's own frame that called the line's function,
-/// and the library frames between the line and the allocation (the outermost and the innermost one).
-fn ways(site: &Site) -> Vec<Vec<String>> {
-    let Some(position) = site.frames.iter().position(is_user) else { return Vec::new() };
-    let inner: Vec<String> = site.frames[..position].iter().map(label::frame).collect();
-    let mut ways = Vec::new();
-    if let Some(caller) = user_frame(&site.frames[position + 1..]) {
-        ways.push(vec![format!("from {}", label::frame(caller))]);
+/// Callers of a line that are named.
+const CALLERS: usize = 3;
+
+/// How a line came about: the user's own frames that called its function, with their share if there
+/// are several, and of the largest part the library frames between the line and the allocation (the
+/// outermost and the innermost one).
+fn ways(line: &Line<'_>, names: &FileNames<'_>) -> Vec<Vec<String>> {
+    let mut callers: BTreeMap<String, u64> = BTreeMap::new();
+    for site in &line.sites {
+        if let Some(caller) = caller(site) {
+            let bytes = callers.entry(names.frame(caller)).or_default();
+            *bytes = bytes.saturating_add(site.own_bytes());
+        }
     }
-    match inner.as_slice() {
+    let mut callers: Vec<(String, u64)> = callers.into_iter().collect();
+    callers.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let mut ways = Vec::new();
+    if let [(only, bytes)] = callers.as_slice()
+        && *bytes == line.bytes
+    {
+        ways.push(vec![format!("from {only}")]);
+    } else {
+        for (caller, bytes) in callers.iter().take(CALLERS) {
+            ways.push(vec![format!("from {caller}"), label::size(*bytes)]);
+        }
+        let others = sum(callers.iter().skip(CALLERS).map(|(_, bytes)| *bytes));
+        if let Some(count @ 1..) = callers.len().checked_sub(CALLERS) {
+            let noun = if count == 1 { "caller" } else { "callers" };
+            ways.push(vec![format!("from {count} other {noun}"), label::size(others)]);
+        }
+    }
+    let largest = line.sites.iter().max_by_key(|site| site.own_bytes());
+    let inner = largest.map_or(&[][..], |site| inner(site));
+    match inner {
         [] => {}
-        [only] => ways.push(vec![format!("└ {only}")]),
+        [only] => ways.push(vec![format!("└ {}", names.frame(only))]),
         [innermost, .., outermost] => {
-            ways.push(vec![format!("└ {outermost}"), format!("… {innermost}")]);
+            ways.push(vec![
+                format!("└ {}", names.frame(outermost)),
+                format!("… {}", names.frame(innermost)),
+            ]);
         }
     }
     ways
+}
+
+/// The user's own frame that called the function of the user's own line.
+fn caller(site: &Site) -> Option<&Frame> {
+    let position = site.frames.iter().position(is_user)?;
+    user_frame(&site.frames[position + 1..])
+}
+
+/// The frames inside the user's own line.
+fn inner(site: &Site) -> &[Frame] {
+    let position = site.frames.iter().position(is_user);
+    position.map_or(&[], |position| &site.frames[..position])
 }
 
 /// The columns of the table, wide enough for all of its numbers.
@@ -119,12 +162,13 @@ impl Table {
         &self,
         lines: &[&Line<'_>],
         options: &Options,
+        names: &FileNames<'_>,
         out: &mut impl io::Write,
     ) -> io::Result<()> {
         let shown = lines.iter().filter(|line| line.bytes >= options.min_bytes);
         let shown: Vec<_> = shown.take(options.top.unwrap_or(DEFAULT_TOP)).collect();
         for line in &shown {
-            self.write_line(line, out)?;
+            self.write_line(line, names, out)?;
         }
         let hidden = lines.len() - shown.len();
         if hidden > 0 {
@@ -135,7 +179,12 @@ impl Table {
         Ok(())
     }
 
-    fn write_line(&self, line: &Line<'_>, out: &mut impl io::Write) -> io::Result<()> {
+    fn write_line(
+        &self,
+        line: &Line<'_>,
+        names: &FileNames<'_>,
+        out: &mut impl io::Write,
+    ) -> io::Result<()> {
         let width = self.blocks;
         let numbers = format!(
             "  {:>10}  {:>width$}  {:>5} ",
@@ -149,7 +198,7 @@ impl Table {
             text.add(" ", word);
         }
         text.write(out)?;
-        for way in ways(line.largest) {
+        for way in ways(line, names) {
             let mut text = Paragraph::new(&" ".repeat(indent), indent);
             for (index, part) in way.iter().enumerate() {
                 text.add(if index == 0 { "" } else { " " }, part);

@@ -2,14 +2,20 @@
 
 mod accuracy;
 mod device;
+mod failures;
 mod fit;
 mod lines;
 
 use std::io;
 
 use self::fit::{Paragraph, cut};
-use super::{Options, folded::is_pool, label, sanitize};
-use crate::model::{Failure, ProcessSnapshot, ProcessState, Snapshot};
+use super::{
+    Options,
+    folded::is_pool,
+    label::{self, FileNames},
+    sanitize,
+};
+use crate::model::{ProcessSnapshot, ProcessState, Snapshot};
 
 /// Writes the report.
 ///
@@ -33,9 +39,10 @@ pub fn write_text(
     if snapshot.processes.is_empty() {
         writeln!(out, "\nno process was traced")?;
     }
+    let names = FileNames::of(snapshot);
     for process in &snapshot.processes {
         writeln!(out)?;
-        write_process(process, options, tracer.exact, out)?;
+        write_process(process, options, tracer.exact, &names, out)?;
     }
     writeln!(out)?;
     accuracy::write(tracer, out)
@@ -45,6 +52,7 @@ fn write_process(
     process: &ProcessSnapshot,
     options: &Options,
     exact: bool,
+    names: &FileNames<'_>,
     out: &mut impl io::Write,
 ) -> io::Result<()> {
     let state = match (process.state, &process.exit) {
@@ -71,8 +79,8 @@ fn write_process(
     if let Some(pinned) = process.host.pinned_bytes.filter(|&bytes| bytes > 0) {
         writeln!(out, "  host: {} page-locked", label::size(pinned))?;
     }
-    write_holders(process, options, exact, out)?;
-    process.failures.iter().try_for_each(|failure| write_failure(failure, out))
+    write_holders(process, options, exact, names, out)?;
+    failures::write(&process.failures, out)
 }
 
 /// What holds memory: lines of the pools first, then those of the driver as far as no pool has it.
@@ -80,6 +88,7 @@ fn write_holders(
     process: &ProcessSnapshot,
     options: &Options,
     exact: bool,
+    names: &FileNames<'_>,
     out: &mut impl io::Write,
 ) -> io::Result<()> {
     let lines = lines::by_line(process);
@@ -96,18 +105,11 @@ fn write_holders(
     writeln!(out)?;
     table.write_header(held, out)?;
     let (pools, driver): (Vec<_>, Vec<_>) = lines.iter().partition(|line| is_pool(line.level));
-    table.write(&pools, options, out)?;
+    table.write(&pools, options, names, out)?;
     if !driver.is_empty() {
         let title = if pools.is_empty() { "outside any pool:" } else { "and outside any pool:" };
         writeln!(out, "  {title}")?;
-        table.write(&driver, options, out)?;
+        table.write(&driver, options, names, out)?;
     }
     Ok(())
-}
-
-fn write_failure(failure: &Failure, out: &mut impl io::Write) -> io::Result<()> {
-    let mut line = Paragraph::new(&format!("  failed at {:.1} s:", failure.time_s), 4);
-    line.add(" ", &format!("{} of {}:", failure.call, label::size(failure.bytes)));
-    line.add(" ", &failure.error);
-    line.write(out)
 }
