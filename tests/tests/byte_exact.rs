@@ -43,7 +43,9 @@ fn check_whole(snapshot: &Snapshot, truth: &Value) {
         assert_eq!(live_bytes(process, Level::Driver, index), says("driver"), "{truth}");
         assert_eq!(device.before_attach.allocated_bytes, 0);
         assert_eq!(device.before_attach.reserved_bytes, 0);
-        assert!(device.releasable_bytes.is_some() && device.releasable_bytes <= device.cached_bytes);
+        assert!(
+            device.releasable_bytes.is_some() && device.releasable_bytes <= device.cached_bytes
+        );
     }
 }
 
