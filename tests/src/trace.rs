@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tracer_user::{
     bpf::LoadOptions,
+    discover::plan::Extras,
     model::{DeviceSnapshot, Level, Pid, ProcessSnapshot, Snapshot},
     session::Session,
 };
@@ -23,7 +24,16 @@ impl Trace {
     ///
     /// When that fails.
     pub fn attach(pid: u32, options: &LoadOptions) -> Self {
-        match Session::start(&[Pid(pid)], options) {
+        Self::attach_with(pid, options, Extras::default())
+    }
+
+    /// Attaches to `pid`, for more than what is always traced.
+    ///
+    /// # Panics
+    ///
+    /// When that fails.
+    pub fn attach_with(pid: u32, options: &LoadOptions, extras: Extras) -> Self {
+        match Session::start(&[Pid(pid)], options, extras) {
             Ok(session) => Self { session },
             Err(error) => panic!("cannot attach to {pid}: {:#}", anyhow::Error::from(error)),
         }

@@ -46,6 +46,25 @@ fn check_whole(snapshot: &Snapshot, truth: &Value) {
         assert!(
             device.releasable_bytes.is_some() && device.releasable_bytes <= device.cached_bytes
         );
+        let requested: Option<u64> = process
+            .sites
+            .iter()
+            .filter(|site| site.level == Level::Pytorch && site.device == device.index)
+            .map(|site| site.requested_bytes)
+            .sum();
+        assert_eq!(requested, Some(says("requested")), "{truth}");
+    }
+}
+
+/// What can be returned, and what cannot because live blocks share its segments.
+fn check_fragmentation(snapshot: &Snapshot, truth: &Value) {
+    for index in 0..2 {
+        let says = |what: &str| number(truth, &format!("/devices/{index}/{what}"));
+        let device = device(only_process(snapshot), index);
+        assert_eq!(device.cached_bytes, Some(says("reserved") - says("allocated")), "{truth}");
+        assert_eq!(device.releasable_bytes, Some(says("releasable")), "{truth}");
+        let split = device.cached_bytes.zip(device.releasable_bytes).map(|(all, free)| all - free);
+        assert_eq!(split, Some(says("split")), "{truth}");
     }
 }
 
@@ -72,10 +91,13 @@ fn follow(
 /// imported, every quiet point agrees to the byte.
 #[test]
 fn attached_from_the_start() {
-    let mut talker = start(&[]);
+    let mut talker = start(&["--snapshot"]);
     let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
     talker.say("go");
-    let points = follow(&mut trace, &mut talker, check_whole);
+    let points = follow(&mut trace, &mut talker, |snapshot, truth| {
+        check_whole(snapshot, truth);
+        check_fragmentation(snapshot, truth);
+    });
     assert_eq!(points, 11);
     assert!(talker.wait().success());
     let last = trace.finish();
@@ -137,13 +159,10 @@ fn attached_halfway() {
             let traced = live_bytes(process, Level::Pytorch, index);
             assert_eq!(device.before_attach.allocated_bytes + traced, says("allocated"), "{truth}");
             assert_eq!(device.allocated_bytes, Some(says("allocated")), "{truth}");
-            // A segment from before attach has no known size: an upper bound until the next report.
-            if device.reserved_is_upper_bound {
-                assert!(device.reserved_bytes >= Some(says("reserved")), "{truth}");
-            } else {
-                assert_eq!(device.reserved_bytes, Some(says("reserved")), "{truth}");
-                assert_eq!(device.driver_bytes, says("driver"), "{truth}");
-            }
+            // Segments from before attach as well: the pool tells their size when it returns them.
+            assert!(!device.reserved_is_upper_bound);
+            assert_eq!(device.reserved_bytes, Some(says("reserved")), "{truth}");
+            assert_eq!(device.driver_bytes, says("driver"), "{truth}");
             before.push((index, device.before_attach.allocated_bytes));
         }
     });

@@ -109,7 +109,7 @@ fn bpf_objects() -> BTreeSet<(String, u32)> {
 fn wrong_usage_is_2() {
     assert_refused(&run(&[]), 2, "--pid");
     assert_refused(&run(&["--pid", "x"]), 2, "invalid value");
-    assert_refused(&run(&["--pid", "1", "--duration", "5"]), 2, "30s");
+    assert_refused(&run(&["--pid", "1", "--duration", "5"]), 2, "write `5s`");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 """Random allocations and frees by real PyTorch, with quiet points at which all threads stand still.
 
 At a quiet point it prints one JSON line with the time (CLOCK_MONOTONIC, ns), and per device what
-PyTorch's allocator says and what the simulated driver says. With --wait it then waits for a line on
+PyTorch's allocator says and what the simulated driver says: bytes, `requested` before rounding,
+`releasable` in segments without a live block, `split` beside live blocks in their segments. With --wait it then waits for a line on
 standard input, so that a tracer can be asked at the same moment.
 """
 
@@ -23,6 +24,7 @@ def arguments():
     parser.add_argument("--max-live", type=int, default=400, help="live blocks per thread")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--wait", action="store_true")
+    parser.add_argument("--snapshot", action="store_true", help="tell `releasable`: not in every backend")
     parser.add_argument("--keep", type=int, default=0, help="allocations before the first quiet point 0")
     return parser.parse_args()
 
@@ -40,15 +42,24 @@ def main():
     driver = ctypes.CDLL(path)
     driver.cudasim_allocated_bytes.restype = ctypes.c_uint64
 
+    def device(i):
+        stats = torch.cuda.memory_stats(i)
+        return {
+            "allocated": torch.cuda.memory_allocated(i),
+            "reserved": torch.cuda.memory_reserved(i),
+            "requested": stats.get("requested_bytes.all.current"),
+            "split": stats.get("inactive_split_bytes.all.current"),
+            "releasable": releasable(i) if args.snapshot else None,
+            "driver": driver.cudasim_allocated_bytes(i),
+        }
+
+    def releasable(i):
+        segments = (s for s in torch.cuda.memory_snapshot() if s["device"] == i)
+        return sum(s["total_size"] for s in segments
+                   if all(block["state"] == "inactive" for block in s["blocks"]))
+
     def quiet(number):
-        devices = [
-            {
-                "allocated": torch.cuda.memory_allocated(i),
-                "reserved": torch.cuda.memory_reserved(i),
-                "driver": driver.cudasim_allocated_bytes(i),
-            }
-            for i in range(args.devices)
-        ]
+        devices = [device(i) for i in range(args.devices)]
         print(json.dumps({"quiet": number, "time_ns": time.monotonic_ns(), "devices": devices}), flush=True)
         if args.wait:
             sys.stdin.readline()

@@ -27,6 +27,8 @@ pub mod tag {
     pub const PROCESS: u16 = 6;
     /// [`super::CodeFreedRecord`]
     pub const CODE_FREED: u16 = 7;
+    /// [`super::BlockEvent`]
+    pub const BLOCK: u16 = 8;
 }
 
 /// Which probe saw an event ([`MemoryEvent::probe`]): below [`crate::calls::MAX_CALLS`] the place of
@@ -34,6 +36,14 @@ pub mod tag {
 pub mod probe {
     /// `c10::reportMemoryUsageToProfiler` of PyTorch's libc10.
     pub const TORCH_REPORT: u8 = 200;
+    /// `c10::reportOutOfMemoryToProfiler`: PyTorch tells the user that there is no memory.
+    pub const TORCH_OUT_OF_MEMORY: u8 = 201;
+    /// `record_trace` of PyTorch's caching allocator: a segment goes back to the driver.
+    pub const TORCH_SEGMENT_FREED: u8 = 202;
+    /// `c10::ProfiledCPUMemoryReporter::New`: host memory of a tensor.
+    pub const TORCH_CPU_NEW: u8 = 203;
+    /// `c10::ProfiledCPUMemoryReporter::Delete`.
+    pub const TORCH_CPU_DELETE: u8 = 204;
 }
 
 /// How far a call is ([`MemoryEvent::phase`]).
@@ -117,10 +127,20 @@ pub struct MemoryEvent {
     pub size: i64,
     /// Id of the stack, or 0 for none (see `flags`).
     pub stack: u64,
-    /// [`probe::TORCH_REPORT`]: bytes allocated and reserved on this device after the event, by
+    /// [`probe::TORCH_REPORT`] and [`probe::TORCH_OUT_OF_MEMORY`]: bytes allocated and reserved on this device after the event, by
     /// the allocator's own count. Driver calls: the further value of [`crate::calls::op`], or the
     /// `CUresult` of a failed call; and the return address.
     pub extra: [u64; 2],
+}
+
+/// A [`MemoryEvent`] of a pool that also tells what was asked for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockEvent {
+    /// The event; its `tag` is [`tag::BLOCK`].
+    pub event: MemoryEvent,
+    /// Bytes asked for, at most those of the block.
+    pub requested: u64,
 }
 
 /// A piece of a Python string as it lies in memory: code points of 1, 2 or 4 bytes.
@@ -265,6 +285,7 @@ pub struct CodeFreedRecord {
 plain_data! {
     RecordHeader = 8,
     MemoryEvent = 64,
+    BlockEvent = 72,
     WireString<NAME_BYTES> = 8 + NAME_BYTES,
     WireString<QUALNAME_BYTES> = 8 + QUALNAME_BYTES,
     WireString<FILENAME_BYTES> = 8 + FILENAME_BYTES,

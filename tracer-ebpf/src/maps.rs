@@ -41,6 +41,20 @@ pub static LAST_CODE: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub static IN_FLIGHT: HashMap<CallKey, Call> = HashMap::with_max_entries(8 * 1024, 0);
 
+/// What the allocation that a thread is in the middle of was asked for, by thread.
+#[map]
+pub static REQUESTED: LruHashMap<u64, Requested> = LruHashMap::with_max_entries(16 * 1024, 0);
+
+/// A request of a pool's.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Requested {
+    /// The block that it got.
+    pub address: u64,
+    /// What was asked for.
+    pub bytes: u64,
+}
+
 /// A code object of a process.
 #[repr(C)]
 #[derive(Clone, Copy)]

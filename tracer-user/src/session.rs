@@ -14,7 +14,7 @@ use crate::{
     discover::{
         library::{self, LibraryFile, LibraryKind},
         maps::mapped_files,
-        plan::{self, ProbeSite},
+        plan::{self, Extras, ProbeSite},
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
     },
@@ -83,6 +83,7 @@ pub struct Session {
     kernel: Kernel,
     core: Aggregator,
     targets: Vec<Target>,
+    extras: Extras,
     start_ns: u64,
 }
 
@@ -92,7 +93,11 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError`]; nothing stays attached then.
-    pub fn start(pids: &[Pid], options: &LoadOptions) -> Result<Self, SessionError> {
+    pub fn start(
+        pids: &[Pid],
+        options: &LoadOptions,
+        extras: Extras,
+    ) -> Result<Self, SessionError> {
         // First what needs no privilege and leaves no trace, so that a wrong pid is told at once.
         let mut found = Vec::new();
         for &pid in pids {
@@ -112,6 +117,7 @@ impl Session {
             kernel,
             core: Aggregator::default(),
             targets: Vec::new(),
+            extras,
             start_ns: sys::monotonic_ns(),
         };
         for (found, lock) in locked {
@@ -138,7 +144,7 @@ impl Session {
             whole: !libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped),
             alive: true,
         };
-        attach_libraries(&mut self.kernel, &mut target, &libraries);
+        attach_libraries(&mut self.kernel, &mut target, &libraries, self.extras);
         attach_code_dealloc(&mut self.kernel, &mut target);
         self.kernel.set_process(pid, &config(&target))?;
         // From here on an exit or exec is an event; what happened before shows in the process itself.
@@ -149,7 +155,7 @@ impl Session {
             let why = target.coverage.into_iter().find_map(|entry| entry.note);
             return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
         }
-        self.core.set_process(pid, facts(&target));
+        self.core.set_process(pid, facts(&target, self.extras));
         self.targets.push(target);
         Ok(())
     }
@@ -232,7 +238,7 @@ impl Session {
             .filter(|library| !target.attached.contains(&(library.kind, library.inode)))
             .collect();
         if !new.is_empty() {
-            attach_libraries(&mut self.kernel, target, &new);
+            attach_libraries(&mut self.kernel, target, &new, self.extras);
             self.update_coverage();
         }
     }
@@ -321,10 +327,15 @@ fn patient_find(pid: Pid) -> Result<PythonTarget, PythonError> {
 }
 
 /// Attaches everything that libraries offer, and notes what they do not.
-fn attach_libraries(kernel: &mut Kernel, target: &mut Target, libraries: &[LibraryFile]) {
+fn attach_libraries(
+    kernel: &mut Kernel,
+    target: &mut Target,
+    libraries: &[LibraryFile],
+    extras: Extras,
+) {
     let mut sites = Vec::new();
     for library in libraries {
-        let (found, gaps) = plan::for_library(library);
+        let (found, gaps) = plan::for_library(library, extras);
         target.coverage.extend(gaps);
         target.attached.insert((library.kind, library.inode));
         sites.extend(found);
@@ -354,7 +365,7 @@ fn attach_sites(kernel: &mut Kernel, target: &mut Target, sites: &[ProbeSite]) {
     }
 }
 
-fn facts(target: &Target) -> ProcessFacts {
+fn facts(target: &Target, extras: Extras) -> ProcessFacts {
     ProcessFacts {
         start_time: target.info.start_time.clone(),
         command: target.info.command.clone(),
@@ -362,6 +373,7 @@ fn facts(target: &Target) -> ProcessFacts {
         python_minor: target.python.as_ref().map(|python| python.minor),
         container: target.info.container.clone(),
         user: target.info.user.clone(),
+        cpu: extras.cpu,
         whole: target.whole,
     }
 }

@@ -2,7 +2,7 @@
 
 mod site_id;
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use rustc_hash::FxHashMap;
 use tracer_common::counters::Counters;
@@ -32,6 +32,8 @@ pub struct ProcessFacts {
     pub container: Option<String>,
     /// Its user.
     pub user: Option<String>,
+    /// Whether host memory of tensors is traced.
+    pub cpu: bool,
     /// Whether it had no CUDA driver loaded when the trace began.
     pub whole: bool,
 }
@@ -207,6 +209,7 @@ impl Aggregator {
             devices: process.ledger.devices(),
             host: HostSnapshot {
                 pinned_bytes: Some(process.ledger.pinned_bytes()),
+                cpu_bytes: facts.cpu.then(|| process.ledger.cpu_bytes()),
                 imported: process.ledger.imported(),
             },
             sites,
@@ -249,7 +252,10 @@ impl Aggregator {
             time_s: seconds(failure.time_ns),
             call: failure.call.to_owned(),
             bytes: failure.bytes,
-            error: error_name(failure.error).into_owned(),
+            error: failure
+                .error
+                .map_or(Cow::Borrowed("limit of the pool"), error_name)
+                .into_owned(),
             user_visible: failure.user_visible,
             site: site.map(|site| site.id.clone()),
             frames,
@@ -273,6 +279,7 @@ impl Aggregator {
             live_blocks: totals.live_blocks,
             total_bytes: totals.total_bytes,
             total_blocks: totals.total_blocks,
+            requested_bytes: totals.requested_bytes(),
             pooled_bytes: totals.pooled_bytes,
             peak_bytes: totals.peak_bytes(),
             first_seen_s: seconds(totals.first_ns),

@@ -45,8 +45,12 @@ pub enum Program {
     DriverEntry(DriverCall),
     /// Its return.
     DriverReturn(DriverCall),
-    /// PyTorch's report hook.
-    TorchReport,
+    /// A hook of PyTorch's that takes the stack: one of [`tracer_common::wire::probe`].
+    Torch(u8),
+    /// PyTorch's trace of requests and segments, and whether it has an argument for the device.
+    TorchTrace(bool),
+    /// The end of a tensor in host memory.
+    TorchCpuDelete,
     /// CPython's `code_dealloc`.
     CodeDealloc,
     /// The dynamic loader's `_dl_debug_state`.
@@ -54,15 +58,24 @@ pub enum Program {
 }
 
 /// The names of all programs on functions.
-const UPROBES: [&str; 5] =
-    ["driver_entry", "driver_return", "torch_report", "code_dealloc", "libraries_changed"];
+const UPROBES: [&str; 7] = [
+    "driver_entry",
+    "driver_return",
+    "torch_report",
+    "torch_trace",
+    "torch_cpu_delete",
+    "code_dealloc",
+    "libraries_changed",
+];
 
 impl Program {
     const fn name(self) -> &'static str {
         match self {
             Self::DriverEntry(_) => "driver_entry",
             Self::DriverReturn(_) => "driver_return",
-            Self::TorchReport => "torch_report",
+            Self::Torch(_) => "torch_report",
+            Self::TorchTrace(_) => "torch_trace",
+            Self::TorchCpuDelete => "torch_cpu_delete",
             Self::CodeDealloc => "code_dealloc",
             Self::LibrariesChanged => "libraries_changed",
         }
@@ -72,6 +85,8 @@ impl Program {
     fn cookie(self) -> Option<u64> {
         match self {
             Self::DriverEntry(call) | Self::DriverReturn(call) => Some(call.index().into()),
+            Self::Torch(probe) => Some(probe.into()),
+            Self::TorchTrace(has_device) => Some(has_device.into()),
             _ => None,
         }
     }

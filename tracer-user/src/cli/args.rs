@@ -75,6 +75,9 @@ pub struct TraceArgs {
     /// Leave out sites with fewer live bytes, such as 1MiB
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub min_bytes: ByteSize,
+    /// Trace PyTorch's tensors in host memory as well
+    #[arg(long)]
+    pub cpu: bool,
     /// Show the log of the programs in the kernel
     #[arg(long)]
     pub log_ebpf: bool,

@@ -14,7 +14,10 @@ use super::{
     args::{Args, Format, TraceArgs, Verb},
     output::{self, OutputFile},
 };
-use crate::{bpf::LoadOptions, model::Pid, report::Options, session::Session, sys::privilege};
+use crate::{
+    bpf::LoadOptions, discover::plan::Extras, model::Pid, report::Options, session::Session,
+    sys::privilege,
+};
 
 /// Time between two drains of the ring buffer. The kernel half never wakes us (docs/abi.md).
 const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
@@ -107,7 +110,7 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     numbers.dedup();
     let pids: Vec<Pid> = numbers.iter().copied().map(Pid).collect();
     let load = LoadOptions { ring_bytes: plan.trace.ring_size, log: plan.trace.log_ebpf };
-    let mut session = Session::start(&pids, &load)?;
+    let mut session = Session::start(&pids, &load, Extras { cpu: plan.trace.cpu })?;
     for warning in session.warnings() {
         eprintln!("cudatrace: {warning}");
     }

@@ -3,9 +3,9 @@
 use bytemuck::Pod;
 use thiserror::Error;
 use tracer_common::wire::{
-    CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent,
-    ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, phase, probe, process_kind,
-    stack_flag, tag,
+    BlockEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES,
+    MemoryEvent, ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, phase, probe,
+    process_kind, stack_flag, tag,
 };
 
 use super::string::{Kept, text};
@@ -140,7 +140,11 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
     let header: RecordHeader = read(bytes, 0)?;
     let pid = Pid(header.tgid);
     Ok(match header.tag {
-        tag::MEMORY => Record::Memory(memory(&read(bytes, tag::MEMORY)?)?),
+        tag::MEMORY => Record::Memory(memory(&read(bytes, tag::MEMORY)?, None)?),
+        tag::BLOCK => {
+            let record: BlockEvent = read(bytes, tag::BLOCK)?;
+            Record::Memory(memory(&record.event, Some(record.requested))?)
+        }
         tag::CODE => Record::Code(code(pid, &read(bytes, tag::CODE)?)),
         tag::LINES => Record::Lines(lines(pid, bytes)?),
         tag::STACK => Record::Stack(stack(pid, bytes, header.detail)?),
@@ -173,26 +177,17 @@ fn read<T: Pod>(bytes: &[u8], tag: u16) -> Result<T, DecodeError> {
         .ok_or(DecodeError::Short { tag, length: bytes.len() })
 }
 
-fn memory(event: &MemoryEvent) -> Result<AllocationEvent, DecodeError> {
-    let kind = if event.probe == probe::TORCH_REPORT {
-        let device = u8::try_from(event.device)
-            .ok()
-            .ok_or(DecodeError::Unknown { what: "device", value: event.device as u16 })?;
-        let facts = PoolFacts {
-            device: Device(device),
-            totals: AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] },
-        };
-        if event.size < 0 { EventKind::PoolFree(facts) } else { EventKind::PoolAlloc(facts) }
-    } else {
-        let call = DriverCall::new(event.probe)
-            .ok_or(DecodeError::Unknown { what: "probe", value: event.probe.into() })?;
-        let phase = match event.phase {
-            phase::DONE => Phase::Done,
-            phase::BEGUN => Phase::Begun,
-            phase::FAILED => Phase::Failed(event.extra[0] as u32),
-            value => return Err(DecodeError::Unknown { what: "phase", value: value.into() }),
-        };
-        EventKind::Driver { call, phase, aux: event.extra[0] }
+fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent, DecodeError> {
+    let kind = match event.probe {
+        probe::TORCH_REPORT if event.size < 0 => EventKind::PoolFree(pool(event, requested)?),
+        probe::TORCH_REPORT => EventKind::PoolAlloc(pool(event, requested)?),
+        probe::TORCH_OUT_OF_MEMORY => EventKind::PoolOutOfMemory(pool(event, requested)?),
+        probe::TORCH_SEGMENT_FREED => {
+            EventKind::SegmentFreed(u8::try_from(event.device).ok().map(Device))
+        }
+        probe::TORCH_CPU_NEW => EventKind::CpuAlloc,
+        probe::TORCH_CPU_DELETE => EventKind::CpuFree,
+        _ => driver(event)?,
     };
     let stack = if event.stack != 0 {
         StackRef::Id(StackId(event.stack))
@@ -202,9 +197,9 @@ fn memory(event: &MemoryEvent) -> Result<AllocationEvent, DecodeError> {
         StackRef::NotTaken
     };
     let size = match kind {
-        // Unsigned in the driver's interface.
-        EventKind::Driver { .. } => event.size as u64,
-        _ => event.size.unsigned_abs(),
+        EventKind::PoolAlloc(_) | EventKind::PoolFree(_) => event.size.unsigned_abs(),
+        // Unsigned in these interfaces.
+        _ => event.size as u64,
     };
     Ok(AllocationEvent {
         time_ns: event.time_ns,
@@ -215,6 +210,25 @@ fn memory(event: &MemoryEvent) -> Result<AllocationEvent, DecodeError> {
         size,
         stack,
     })
+}
+
+fn pool(event: &MemoryEvent, requested: Option<u64>) -> Result<PoolFacts, DecodeError> {
+    let device = u8::try_from(event.device)
+        .map_err(|_negative| DecodeError::Unknown { what: "device", value: event.device as u16 })?;
+    let totals = AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] };
+    Ok(PoolFacts { device: Device(device), totals, requested })
+}
+
+fn driver(event: &MemoryEvent) -> Result<EventKind, DecodeError> {
+    let call = DriverCall::new(event.probe)
+        .ok_or(DecodeError::Unknown { what: "probe", value: event.probe.into() })?;
+    let phase = match event.phase {
+        phase::DONE => Phase::Done,
+        phase::BEGUN => Phase::Begun,
+        phase::FAILED => Phase::Failed(event.extra[0] as u32),
+        value => return Err(DecodeError::Unknown { what: "phase", value: value.into() }),
+    };
+    Ok(EventKind::Driver { call, phase, aux: event.extra[0] })
 }
 
 fn code(pid: Pid, record: &CodeRecord) -> CodeDefinition {

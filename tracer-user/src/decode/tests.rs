@@ -61,6 +61,7 @@ fn an_event_of_pytorch_has_device_and_totals() {
     let facts = PoolFacts {
         device: Device(1),
         totals: AllocatorTotals { allocated: 1024, reserved: 2048 },
+        requested: None,
     };
     let alloc = memory(&event());
     assert_eq!((alloc.kind, alloc.size), (EventKind::PoolAlloc(facts), 512));

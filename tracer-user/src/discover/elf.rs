@@ -9,14 +9,17 @@ use std::{
 };
 
 use object::{
-    Endianness, Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _, ReadCache,
-    ReadRef as _, SegmentFlags,
-    elf::{FileHeader64, PF_X},
-    read::elf::ElfFile,
+    Endianness, Object as _, ObjectSection as _, ObjectSegment as _, ReadCache, ReadRef as _,
+    SegmentFlags,
+    elf::{FileHeader64, PF_X, SHT_DYNSYM, SHT_SYMTAB},
+    read::elf::{ElfFile, SectionHeader as _},
 };
 use thiserror::Error;
 
-use super::maps::MappedFile;
+use super::{
+    maps::MappedFile,
+    symbols::{self, Pattern, Range, Symbol},
+};
 
 /// Why a file does not give what is asked of it.
 #[derive(Debug, Error)]
@@ -41,15 +44,6 @@ pub enum ElfError {
     },
 }
 
-/// A symbol with an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Symbol {
-    /// Virtual address as linked.
-    pub address: u64,
-    /// Bytes; 0 when the file does not say.
-    pub size: u64,
-}
-
 /// A loadable segment.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
@@ -57,6 +51,29 @@ struct Segment {
     offset: u64,
     file_size: u64,
     executable: bool,
+}
+
+/// A symbol table and its names.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    symbols: Range,
+    strings: Range,
+}
+
+/// The table of this kind, if the file has one.
+fn table<'a>(
+    elf: &ElfFile<'a, FileHeader64<Endianness>, &'a ReadCache<File>>,
+    kind: u32,
+) -> Option<Table> {
+    let endian = elf.endian();
+    let sections = elf.elf_section_table();
+    let range = |(offset, size)| Range { offset, size };
+    let symbols = sections.iter().find(|section| section.sh_type(endian) == kind)?;
+    let strings = sections.section(symbols.link(endian)).ok()?;
+    Some(Table {
+        symbols: range(symbols.file_range(endian)?),
+        strings: range(strings.file_range(endian)?),
+    })
 }
 
 /// Opens a file that lies in a traced process's reach: only a regular one, and without waiting.
@@ -76,23 +93,25 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 #[derive(Debug)]
 pub struct Elf {
     path: PathBuf,
+    file: File,
     cache: ReadCache<File>,
     segments: Vec<Segment>,
-    symbols: HashMap<String, Symbol>,
+    symbols: HashMap<Pattern, Symbol>,
     sections: HashMap<String, u64>,
+    local: Option<Table>,
 }
 
 impl Elf {
-    /// Opens a file and looks up the dynamic symbols `names` and the addresses of its sections.
+    /// Opens a file and looks up the exported symbols `names` and the addresses of its sections.
     ///
     /// # Errors
     ///
     /// [`ElfError`] if it cannot be read or is malformed.
-    pub fn open(path: &Path, names: &[&str]) -> Result<Self, ElfError> {
+    pub fn open(path: &Path, names: &[&'static str]) -> Result<Self, ElfError> {
         let read = |source| ElfError::Read { path: path.to_owned(), source };
         let malformed = |source| ElfError::Malformed { path: path.to_owned(), source };
         let file = open_regular(path).map_err(read)?;
-        let cache = ReadCache::new(file);
+        let cache = ReadCache::new(file.try_clone().map_err(read)?);
         let elf: ElfFile<'_, FileHeader64<Endianness>, _> =
             ElfFile::parse(&cache).map_err(malformed)?;
         let segments = elf
@@ -107,24 +126,51 @@ impl Elf {
                 }
             })
             .collect();
-        let mut symbols = HashMap::new();
-        for symbol in elf.dynamic_symbols().filter(|symbol| !symbol.is_undefined()) {
-            let Ok(name) = symbol.name() else { continue };
-            if names.contains(&name) {
-                let found = Symbol { address: symbol.address(), size: symbol.size() };
-                symbols.insert(name.to_owned(), found);
-            }
-        }
         let sections = elf
             .sections()
             .filter_map(|section| Some((section.name().ok()?.to_owned(), section.address())))
             .collect();
-        Ok(Self { path: path.to_owned(), cache, segments, symbols, sections })
+        let tables = [SHT_DYNSYM, SHT_SYMTAB].map(|kind| table(&elf, kind));
+        let mut elf = Self {
+            path: path.to_owned(),
+            file,
+            cache,
+            segments,
+            symbols: HashMap::new(),
+            sections,
+            local: tables[1],
+        };
+        let patterns: Vec<Pattern> = names.iter().copied().map(Pattern::Exact).collect();
+        elf.symbols = elf.search(tables[0], &patterns)?;
+        Ok(elf)
     }
 
-    /// One of the symbols asked for, if the file defines it.
-    pub fn symbol(&self, name: &str) -> Option<Symbol> {
-        self.symbols.get(name).copied()
+    /// Looks up functions that the library has, exported or not, unless it was stripped of their names.
+    ///
+    /// # Errors
+    ///
+    /// [`ElfError::Read`] if the table cannot be read.
+    pub fn local(&self, patterns: &[Pattern]) -> Result<HashMap<Pattern, Symbol>, ElfError> {
+        self.search(self.local, patterns)
+    }
+
+    fn search(
+        &self,
+        table: Option<Table>,
+        patterns: &[Pattern],
+    ) -> Result<HashMap<Pattern, Symbol>, ElfError> {
+        match table {
+            Some(table) if !patterns.is_empty() => {
+                symbols::find(&self.file, table.symbols, table.strings, patterns)
+                    .map_err(|source| ElfError::Read { path: self.path.clone(), source })
+            }
+            _ => Ok(HashMap::new()),
+        }
+    }
+
+    /// One of the symbols asked for, if the file exports it.
+    pub fn symbol(&self, name: &'static str) -> Option<&Symbol> {
+        self.symbols.get(&Pattern::Exact(name))
     }
 
     /// Virtual address of a section.

@@ -25,6 +25,8 @@ pub enum LibraryKind {
     Driver,
     /// PyTorch's base library.
     TorchC10,
+    /// PyTorch's caching allocator.
+    TorchCuda,
     /// The dynamic loader.
     Loader,
 }
@@ -34,6 +36,7 @@ impl LibraryKind {
     pub fn of(file_name: &str) -> Option<Self> {
         match file_name {
             "libc10.so" => Some(Self::TorchC10),
+            "libc10_cuda.so" => Some(Self::TorchCuda),
             name if name == "libcuda.so.1" || is_driver_file(name) => Some(Self::Driver),
             name if name.starts_with("ld-linux") || is_old_loader(name) => Some(Self::Loader),
             _ => None,
@@ -103,6 +106,7 @@ pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Ve
         python_minor.map(|minor| import_path(pid, minor, &environment)).unwrap_or_default()
     {
         consider(LibraryKind::TorchC10, folder.join("torch/lib/libc10.so"));
+        consider(LibraryKind::TorchCuda, folder.join("torch/lib/libc10_cuda.so"));
         consider(LibraryKind::Driver, folder.join("torch/lib/libcuda.so.1"));
     }
     for folder in environment.folders("LD_LIBRARY_PATH").into_iter().chain(system_folders(pid)) {
@@ -238,7 +242,7 @@ mod tests {
             ("ld-linux-x86-64.so.2", Some(LibraryKind::Loader)),
             ("ld-2.31.so", Some(LibraryKind::Loader)),
             ("libcudart.so.13", None),
-            ("libc10_cuda.so", None),
+            ("libc10_cuda.so", Some(LibraryKind::TorchCuda)),
             ("libtensorflow_framework.so.2", None),
         ] {
             assert_eq!(LibraryKind::of(name), kind, "{name}");

@@ -11,3 +11,4 @@ pub mod memory;
 pub mod plan;
 pub mod process;
 pub mod python;
+pub mod symbols;

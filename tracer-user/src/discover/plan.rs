@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
+use tracer_common::wire::probe;
+
 use super::{
     elf::Elf,
     entry::{ENTRY_BYTES, choose},
     library::{LibraryFile, LibraryKind},
     python::Function,
+    symbols::Pattern,
 };
 use crate::{
     bpf::{Place, Program},
@@ -54,8 +57,24 @@ impl ProbeSite {
 /// The name in reports of the function that frees code objects.
 pub const CODE_DEALLOC: &str = "PyCode_Type.tp_dealloc";
 
-/// Functions of interest by library.
-fn functions(kind: LibraryKind) -> Vec<(&'static str, Vec<Program>)> {
+/// What is traced besides what always is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extras {
+    /// Tensors in host memory.
+    pub cpu: bool,
+}
+
+/// A method of the native allocator of PyTorch that no version exports; its arguments changed.
+const RECORD_TRACE: &str =
+    "_ZN3c104cuda20CUDACachingAllocator6Native22DeviceCachingAllocator12record_trace";
+
+/// Whether `record_trace` has an argument for the device, behind that for the stream.
+fn tells_device(mangled: &str) -> bool {
+    mangled.contains("P11CUstream_sta")
+}
+
+/// Exported functions of interest by library.
+fn functions(kind: LibraryKind, extras: Extras) -> Vec<(&'static str, Vec<Program>)> {
     match kind {
         LibraryKind::Driver => DriverCall::all()
             .map(|call| {
@@ -66,55 +85,101 @@ fn functions(kind: LibraryKind) -> Vec<(&'static str, Vec<Program>)> {
                 (call.symbol(), programs)
             })
             .collect(),
-        LibraryKind::TorchC10 => vec![(
-            "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
-            vec![Program::TorchReport],
-        )],
+        LibraryKind::TorchC10 => {
+            let mut hooks = vec![
+                (
+                    "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+                    vec![Program::Torch(probe::TORCH_REPORT)],
+                ),
+                (
+                    "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
+                    vec![Program::Torch(probe::TORCH_OUT_OF_MEMORY)],
+                ),
+            ];
+            if extras.cpu {
+                hooks.extend([
+                    (
+                        "_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm",
+                        vec![Program::Torch(probe::TORCH_CPU_NEW)],
+                    ),
+                    ("_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv", vec![Program::TorchCpuDelete]),
+                ]);
+            }
+            hooks
+        }
+        LibraryKind::TorchCuda => Vec::new(),
         LibraryKind::Loader => vec![("_dl_debug_state", vec![Program::LibrariesChanged])],
     }
 }
 
 /// The probes for one library, and what cannot be probed in it.
-pub fn for_library(library: &LibraryFile) -> (Vec<ProbeSite>, Vec<Coverage>) {
-    let wanted = functions(library.kind);
-    let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
-    let missing = |symbol: &str, why: String| Coverage {
-        library: library.path.display().to_string(),
-        symbol: symbol.to_owned(),
-        attached: false,
-        note: Some(why),
-    };
+pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Vec<Coverage>) {
+    let wanted = functions(library.kind, extras);
+    let names: Vec<&'static str> = wanted.iter().map(|(name, _)| *name).collect();
+    let mut plan = Plan { library, sites: Vec::new(), gaps: Vec::new() };
     let elf = match Elf::open(&library.open_path, &names) {
         Ok(elf) => elf,
         Err(error) => {
-            let gaps = names.iter().map(|name| missing(name, error.to_string())).collect();
-            return (Vec::new(), gaps);
+            names.iter().for_each(|name| plan.miss(name, error.to_string()));
+            return (Vec::new(), plan.gaps);
         }
     };
-    let (mut sites, mut gaps) = (Vec::new(), Vec::new());
-    for (name, programs) in &wanted {
-        let Some(symbol) = elf.symbol(name) else {
-            let why = match library.kind {
-                // The table has every version's entry points, and no version has them all.
-                LibraryKind::Driver => Coverage::ABSENT,
-                _ => "the library does not export it",
-            };
-            gaps.push(missing(name, why.to_owned()));
-            continue;
-        };
-        match site(&elf, symbol.address, library.mapped) {
-            Some((offset, note)) => sites.push(ProbeSite {
-                programs: programs.clone(),
-                library: library.path.clone(),
-                open_path: library.open_path.clone(),
-                symbol: (*name).to_owned(),
+    for (name, programs) in wanted {
+        match elf.symbol(name) {
+            Some(symbol) => plan.add(&elf, name, symbol.address, programs),
+            // The table has every version's entry points, and no version has them all.
+            None if library.kind == LibraryKind::Driver => plan.miss(name, Coverage::ABSENT.into()),
+            None => plan.miss(name, "the library does not export it".into()),
+        }
+    }
+    if library.kind == LibraryKind::TorchCuda {
+        let pattern = Pattern::Prefix(RECORD_TRACE);
+        match elf.local(&[pattern]).map(|mut found| found.remove(&pattern)) {
+            Ok(Some(symbol)) => {
+                let program = Program::TorchTrace(tells_device(&symbol.name));
+                plan.add(&elf, &symbol.name, symbol.address, vec![program]);
+            }
+            Ok(None) => plan.miss(RECORD_TRACE, STRIPPED.into()),
+            Err(error) => plan.miss(RECORD_TRACE, error.to_string()),
+        }
+    }
+    (plan.sites, plan.gaps)
+}
+
+/// What is missed without `record_trace`.
+const STRIPPED: &str = "no such symbol: sizes asked for are unknown, and segments from before attach that \
+                        are returned show at the pool's next report";
+
+/// The plan for a library in the making.
+struct Plan<'a> {
+    library: &'a LibraryFile,
+    sites: Vec<ProbeSite>,
+    gaps: Vec<Coverage>,
+}
+
+impl Plan<'_> {
+    fn miss(&mut self, symbol: &str, why: String) {
+        self.gaps.push(Coverage {
+            library: self.library.path.display().to_string(),
+            symbol: symbol.to_owned(),
+            attached: false,
+            note: Some(why),
+        });
+    }
+
+    fn add(&mut self, elf: &Elf, symbol: &str, address: u64, programs: Vec<Program>) {
+        match site(elf, address, self.library.mapped) {
+            Some((offset, note)) => self.sites.push(ProbeSite {
+                programs,
+                library: self.library.path.clone(),
+                open_path: self.library.open_path.clone(),
+                symbol: symbol.to_owned(),
                 offset,
                 note,
             }),
-            None => gaps.push(missing(name, "its code is not in the file".to_owned())),
+            None => self.miss(symbol, "its code is not in the file".to_owned()),
         }
     }
-    (sites, gaps)
 }
 
 /// The probe on the function that frees code objects.

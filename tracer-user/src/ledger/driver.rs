@@ -41,6 +41,8 @@ pub(super) enum Announced {
     Release { handle: u64, gone: Vec<Physical> },
     /// Mappings.
     Unmap(Unmapped),
+    /// Memory from before attach.
+    Unknown { address: u64 },
 }
 
 /// Blocks by address. Segments of pools are with their pool.

@@ -19,8 +19,8 @@ pub struct Failure {
     pub call: &'static str,
     /// Bytes asked for.
     pub bytes: u64,
-    /// The `CUresult`.
-    pub error: u32,
+    /// The `CUresult`; `None` if the pool refused without asking the driver.
+    pub error: Option<u32>,
     /// Who asked.
     pub stack: StackIndex,
     /// Whether the pool passed it on to the user; `None` while not known.
@@ -45,14 +45,30 @@ impl Failures {
         error: u32,
         stack: StackIndex,
     ) {
+        self.push(event, call.symbol(), Some(error), stack, None);
+    }
+
+    /// A pool refused by a limit of its own.
+    pub(super) fn add_pools_own(&mut self, event: &AllocationEvent, stack: StackIndex) {
+        self.push(event, "PyTorch's allocator", None, stack, Some(true));
+    }
+
+    fn push(
+        &mut self,
+        event: &AllocationEvent,
+        call: &'static str,
+        error: Option<u32>,
+        stack: StackIndex,
+        user_visible: Option<bool>,
+    ) {
         if self.last.len() == KEPT {
             self.last.pop_front();
         }
         self.count += 1;
-        let (tid, user_visible) = (event.tid, None);
+        let tid = event.tid;
         self.last.push_back(Failure {
             time_ns: event.time_ns,
-            call: call.symbol(),
+            call,
             bytes: event.size,
             error,
             stack,

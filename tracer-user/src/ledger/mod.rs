@@ -11,16 +11,19 @@ mod contexts;
 mod driver;
 mod failure;
 mod pool;
+mod returned;
 mod sites;
 mod virtual_memory;
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use tracer_common::calls::op;
 
 use self::{
     contexts::Contexts,
     driver::{Announced, Block, Driver, Memory},
+    returned::Returned,
     virtual_memory::VirtualMemory,
 };
 pub use self::{
@@ -47,6 +50,10 @@ pub struct Ledger {
     driver_bytes: BTreeMap<Option<Device>, u64>,
     /// Bytes of page-locked host memory.
     pinned_bytes: u64,
+    /// Host memory of tensors by address.
+    cpu: FxHashMap<u64, pool::Block>,
+    cpu_bytes: u64,
+    returned: Returned,
     /// Memory of other processes that this one has opened and not closed.
     imported: u64,
 }
@@ -77,6 +84,12 @@ impl Ledger {
             }
             EventKind::PoolAlloc(facts) => self.pool_event(event, &facts, Some(stack)),
             EventKind::PoolFree(facts) => self.pool_event(event, &facts, None),
+            EventKind::PoolOutOfMemory(facts) => self.pool_refused(event, &facts, stack),
+            EventKind::SegmentFreed(device) => {
+                self.segment_freed(device, event.address.0, event.size)
+            }
+            EventKind::CpuAlloc => self.cpu_alloc(event, stack),
+            EventKind::CpuFree => self.cpu_free(event.address.0),
         }
     }
 
@@ -103,6 +116,11 @@ impl Ledger {
     /// Bytes of page-locked host memory allocated or registered since attach.
     pub fn pinned_bytes(&self) -> u64 {
         self.pinned_bytes
+    }
+
+    /// Bytes of tensors in host memory allocated since attach.
+    pub fn cpu_bytes(&self) -> u64 {
+        self.cpu_bytes
     }
 
     /// Memory of other processes that is open here: number of handles and pointers.
@@ -209,32 +227,59 @@ impl Ledger {
     fn free(&mut self, event: &AllocationEvent) {
         let address = event.address.0;
         let Some((block, owner)) = self.take_block(address) else {
-            self.driver.forget_announced(event.tid);
-            if address != 0 {
-                self.note_unknown_segment_freed();
-            }
-            return;
+            return self.free_unknown(event);
         };
         self.count_frees([block.memory]);
+        if owner.is_some() {
+            self.returned.freed(address, Some(block.memory.size));
+        }
         self.driver.announce(event.tid, Announced::Block { address, block, owner });
     }
 
-    /// A segment from before attach is gone. Whose it was cannot be known, since a pool that has not
-    /// reported since attach may have had it: `reserved` is an upper bound until the next report.
-    fn note_unknown_segment_freed(&mut self) {
-        for pool in self.pools.values_mut() {
-            pool.note_unknown_segment_freed();
+    /// A segment from before attach is gone. Unless its pool says how large it was, `reserved` is an
+    /// upper bound until the next report; of every pool, since any may have had it.
+    fn free_unknown(&mut self, event: &AllocationEvent) {
+        let address = event.address.0;
+        if address == 0 {
+            return self.driver.forget_announced(event.tid);
         }
+        self.driver.announce(event.tid, Announced::Unknown { address });
+        if !self.returned.freed(address, None) {
+            self.pools.values_mut().for_each(Pool::note_unknown_segment_freed);
+        }
+    }
+
+    /// Nothing of unknown size is gone any more, if that is so.
+    fn note_segments_known(&mut self) {
+        if !self.returned.has_unknown() {
+            self.pools.values_mut().for_each(Pool::note_segments_known);
+        }
+    }
+
+    /// A pool tells the size of a segment that it gives back: what of it was not traced is from before.
+    fn segment_freed(&mut self, device: Option<Device>, address: u64, size: u64) {
+        let there = self.pools.values().map(|pool| pool.segment_bytes_in(address, size));
+        let traced =
+            there.fold(0, u64::saturating_add).saturating_add(self.returned.told(address, size));
+        let device = device.or_else(|| match self.pools.len() {
+            1 => self.pools.keys().next().copied(),
+            _ => None,
+        });
+        // A pool that has not reported yet will say what it has then.
+        if let Some(pool) = device.and_then(|device| self.pools.get_mut(&device)) {
+            pool.free_segment_from_before(size.saturating_sub(traced));
+        }
+        self.note_segments_known();
     }
 
     fn pin(&mut self, event: &AllocationEvent, stack: StackIndex) {
         let memory = Memory { size: event.size, stack, device: None, pooled: false };
         if let Some(stale) = self.driver.pin(event.address.0, memory) {
             self.pinned_bytes = self.pinned_bytes.saturating_sub(stale.size);
-            self.sites.free(&pinned(stale.stack), stale.size);
+            self.sites.free(&pinned(stale.stack), stale.size, Some(stale.size));
         }
         self.pinned_bytes = self.pinned_bytes.saturating_add(event.size);
-        self.sites.alloc(pinned(stack), event.size, event.time_ns);
+        self.sites.alloc(pinned(stack), event.size, Some(event.size), event.time_ns);
     }
 
     fn unpin(&mut self, event: &AllocationEvent) {
@@ -242,7 +287,7 @@ impl Ledger {
         self.driver.forget_announced(event.tid);
         if let Some(memory) = self.driver.unpin(address) {
             self.pinned_bytes = self.pinned_bytes.saturating_sub(memory.size);
-            self.sites.free(&pinned(memory.stack), memory.size);
+            self.sites.free(&pinned(memory.stack), memory.size, Some(memory.size));
             self.driver.announce(event.tid, Announced::Pinned { address, memory });
         }
     }
@@ -250,12 +295,13 @@ impl Ledger {
     fn unmap(&mut self, event: &AllocationEvent) {
         let unmapped = self.memory.unmap(event.address.0, event.size);
         if unmapped.mappings.is_empty() {
-            self.driver.forget_announced(event.tid);
-            self.note_unknown_segment_freed();
-            return;
+            return self.free_unknown(event);
         }
         for (start, mapping) in &unmapped.mappings {
             self.remove_segment(mapping.owner, *start);
+            if mapping.owner.is_some() {
+                self.returned.freed(*start, Some(mapping.size));
+            }
         }
         self.count_frees(unmapped.gone.iter().map(|physical| physical.memory));
         self.driver.announce(event.tid, Announced::Unmap(unmapped));
@@ -273,7 +319,7 @@ impl Ledger {
             }
             Some(Announced::Pinned { address, memory }) if !self.driver.is_pinned(address) => {
                 self.pinned_bytes = self.pinned_bytes.saturating_add(memory.size);
-                self.sites.restore(&pinned(memory.stack), memory.size);
+                self.sites.restore(&pinned(memory.stack), memory.size, Some(memory.size));
                 self.driver.pin(address, memory);
             }
             Some(Announced::Release { handle, gone }) => {
@@ -293,6 +339,10 @@ impl Ledger {
                     }
                 }
                 self.memory.unmap_failed(unmapped);
+            }
+            Some(Announced::Unknown { address }) => {
+                self.returned.not_freed(address);
+                self.note_segments_known();
             }
             _ => {}
         }
@@ -327,6 +377,32 @@ impl Ledger {
         }
     }
 
+    /// A pool has told the user that there is no memory. The driver may not have been asked: a pool
+    /// can have a limit of its own.
+    fn pool_refused(&mut self, event: &AllocationEvent, facts: &PoolFacts, stack: StackIndex) {
+        if !self.failures.settle(event.tid, true) {
+            self.failures.add_pools_own(event, stack);
+        }
+        if let Some(pool) = self.pools.get_mut(&facts.device) {
+            pool.reconcile(&facts.totals);
+        }
+    }
+
+    fn cpu_alloc(&mut self, event: &AllocationEvent, stack: StackIndex) {
+        self.cpu_free(event.address.0);
+        let block = pool::Block { size: event.size, stack, requested: Some(event.size) };
+        self.cpu.insert(event.address.0, block);
+        self.cpu_bytes = self.cpu_bytes.saturating_add(event.size);
+        self.sites.alloc(cpu(stack), event.size, Some(event.size), event.time_ns);
+    }
+
+    fn cpu_free(&mut self, address: u64) {
+        if let Some(block) = self.cpu.remove(&address) {
+            self.cpu_bytes = self.cpu_bytes.saturating_sub(block.size);
+            self.sites.free(&cpu(block.stack), block.size, block.requested);
+        }
+    }
+
     fn pool_event(
         &mut self,
         event: &AllocationEvent,
@@ -340,13 +416,14 @@ impl Ledger {
         pool.note_first(alloc.is_some(), event.size, &facts.totals);
         match alloc {
             Some(stack) => {
-                if let Some(stale) = pool.insert(event.address.0, event.size, stack) {
-                    self.sites.free(&key(stale.stack), stale.size);
+                let block = pool::Block { size: event.size, stack, requested: facts.requested };
+                if let Some(stale) = pool.insert(event.address.0, block) {
+                    self.sites.free(&key(stale.stack), stale.size, stale.requested);
                 }
-                self.sites.alloc(key(stack), event.size, event.time_ns);
+                self.sites.alloc(key(stack), event.size, facts.requested, event.time_ns);
             }
             None => match pool.remove(event.address.0) {
-                Some(block) => self.sites.free(&key(block.stack), block.size),
+                Some(block) => self.sites.free(&key(block.stack), block.size, block.requested),
                 None => {
                     if !pool.free_unknown(event.size) {
                         self.accuracy.unmatched_frees += 1;
@@ -356,6 +433,9 @@ impl Ledger {
         }
         if !pool.reconcile(&facts.totals) && !self.accuracy.lossy {
             self.accuracy.mismatches += 1;
+        }
+        if !self.pools.values().any(Pool::reserved_is_upper_bound) {
+            self.returned.forget_unknown();
         }
     }
 
@@ -384,13 +464,13 @@ impl Ledger {
     }
 
     fn count_alloc(&mut self, memory: &Memory, time_ns: u64) {
-        self.sites.alloc(site(memory), memory.size, time_ns);
+        self.sites.alloc(site(memory), memory.size, Some(memory.size), time_ns);
         self.add_driver_bytes(memory.device, i128::from(memory.size));
     }
 
     fn count_frees(&mut self, gone: impl IntoIterator<Item = Memory>) {
         for memory in gone {
-            self.sites.free(&site(&memory), memory.size);
+            self.sites.free(&site(&memory), memory.size, Some(memory.size));
             if memory.pooled {
                 self.sites.pool(&site(&memory), memory.size, false);
             }
@@ -399,7 +479,7 @@ impl Ledger {
     }
 
     fn count_restore(&mut self, memory: &Memory) {
-        self.sites.restore(&site(memory), memory.size);
+        self.sites.restore(&site(memory), memory.size, Some(memory.size));
         if memory.pooled {
             self.sites.pool(&site(memory), memory.size, true);
         }
@@ -414,6 +494,10 @@ impl Ledger {
 
 fn site(memory: &Memory) -> SiteKey {
     SiteKey { level: Level::Driver, device: memory.device, stack: memory.stack }
+}
+
+fn cpu(stack: StackIndex) -> SiteKey {
+    SiteKey { level: Level::Cpu, device: None, stack }
 }
 
 fn pinned(stack: StackIndex) -> SiteKey {

@@ -14,6 +14,8 @@ pub(super) struct Block {
     pub size: u64,
     /// Who allocated it.
     pub stack: StackIndex,
+    /// Bytes that were asked for, if known.
+    pub requested: Option<u64>,
 }
 
 /// A range of driver memory that the pool cuts its blocks out of.
@@ -62,12 +64,12 @@ impl Pool {
     }
 
     /// Adds a block; returns the one that was at its address, whose free was not seen.
-    pub(super) fn insert(&mut self, address: u64, size: u64, stack: StackIndex) -> Option<Block> {
-        let stale = self.blocks.insert(address, Block { size, stack });
+    pub(super) fn insert(&mut self, address: u64, block: Block) -> Option<Block> {
+        let stale = self.blocks.insert(address, block);
         if let Some(stale) = stale {
             self.live_bytes = self.live_bytes.saturating_sub(stale.size);
         }
-        self.live_bytes = self.live_bytes.saturating_add(size);
+        self.live_bytes = self.live_bytes.saturating_add(block.size);
         stale
     }
 
@@ -124,6 +126,23 @@ impl Pool {
 
     pub(super) fn note_unknown_segment_freed(&mut self) {
         self.reserved_is_upper_bound |= self.before.reserved_bytes > 0;
+    }
+
+    /// A segment of this size from before attach is gone.
+    pub(super) fn free_segment_from_before(&mut self, size: u64) {
+        self.before.reserved_bytes = self.before.reserved_bytes.saturating_sub(size);
+    }
+
+    /// The sizes of all segments that went are known.
+    pub(super) fn note_segments_known(&mut self) {
+        self.reserved_is_upper_bound = false;
+    }
+
+    /// Bytes of the traced segments that begin in this range.
+    pub(super) fn segment_bytes_in(&self, address: u64, size: u64) -> u64 {
+        let end = address.saturating_add(size.max(1));
+        let sizes = self.segments.range(address..end).map(|(_, segment)| segment.size);
+        sizes.fold(0, u64::saturating_add)
     }
 
     /// Compares with the pool's own totals, which win; `false` if `allocated` differed.

@@ -26,6 +26,10 @@ pub struct SiteTotals {
     pub total_bytes: u64,
     /// Blocks ever allocated.
     pub total_blocks: u64,
+    /// Of `live_bytes`, those that were asked for, where known.
+    requested_bytes: u64,
+    /// Live blocks of which that is not known.
+    unknown_requests: u64,
     /// Of `live_bytes`, those out of which a pool cuts its blocks: they are held by the pool's sites.
     pub pooled_bytes: u64,
     /// Highest `live_bytes` before the last change; see [`SiteTotals::peak_bytes`].
@@ -42,6 +46,25 @@ impl SiteTotals {
         self.earlier_peak.max(self.live_bytes)
     }
 
+    /// Bytes asked for in the live blocks; `None` if not known of all.
+    pub fn requested_bytes(&self) -> Option<u64> {
+        (self.unknown_requests == 0).then_some(self.requested_bytes)
+    }
+
+    fn add_request(&mut self, requested: Option<u64>) {
+        match requested {
+            Some(bytes) => self.requested_bytes = self.requested_bytes.saturating_add(bytes),
+            None => self.unknown_requests += 1,
+        }
+    }
+
+    fn remove_request(&mut self, requested: Option<u64>) {
+        match requested {
+            Some(bytes) => self.requested_bytes = self.requested_bytes.saturating_sub(bytes),
+            None => self.unknown_requests = self.unknown_requests.saturating_sub(1),
+        }
+    }
+
     /// Adds the totals of another site that turned out to be the same one. Its peak is then a lower
     /// bound: the two peaks may not have been at one time.
     pub fn merge(&mut self, other: &Self) {
@@ -56,6 +79,8 @@ impl SiteTotals {
             live_blocks: self.live_blocks + other.live_blocks,
             total_bytes: self.total_bytes.saturating_add(other.total_bytes),
             total_blocks: self.total_blocks + other.total_blocks,
+            requested_bytes: self.requested_bytes.saturating_add(other.requested_bytes),
+            unknown_requests: self.unknown_requests + other.unknown_requests,
             pooled_bytes: self.pooled_bytes.saturating_add(other.pooled_bytes),
             earlier_peak: peak,
             first_ns: first,
@@ -74,7 +99,7 @@ impl Sites {
         self.0.iter()
     }
 
-    pub(super) fn alloc(&mut self, key: SiteKey, size: u64, time_ns: u64) {
+    pub(super) fn alloc(&mut self, key: SiteKey, size: u64, requested: Option<u64>, time_ns: u64) {
         let site = self.0.entry(key).or_default();
         site.earlier_peak = site.peak_bytes();
         if site.total_blocks == 0 {
@@ -85,13 +110,15 @@ impl Sites {
         site.live_blocks += 1;
         site.total_bytes = site.total_bytes.saturating_add(size);
         site.total_blocks += 1;
+        site.add_request(requested);
     }
 
-    pub(super) fn free(&mut self, key: &SiteKey, size: u64) {
+    pub(super) fn free(&mut self, key: &SiteKey, size: u64, requested: Option<u64>) {
         if let Some(site) = self.0.get_mut(key) {
             site.earlier_peak = site.peak_bytes();
             site.live_bytes = site.live_bytes.saturating_sub(size);
             site.live_blocks = site.live_blocks.saturating_sub(1);
+            site.remove_request(requested);
         }
     }
 
@@ -107,10 +134,11 @@ impl Sites {
     }
 
     /// Takes a free back.
-    pub(super) fn restore(&mut self, key: &SiteKey, size: u64) {
+    pub(super) fn restore(&mut self, key: &SiteKey, size: u64, requested: Option<u64>) {
         if let Some(site) = self.0.get_mut(key) {
             site.live_bytes = site.live_bytes.saturating_add(size);
             site.live_blocks += 1;
+            site.add_request(requested);
         }
     }
 
@@ -122,9 +150,10 @@ impl Sites {
         site.live_blocks = site.live_blocks.saturating_sub(1);
         site.total_bytes = site.total_bytes.saturating_sub(size);
         site.total_blocks = site.total_blocks.saturating_sub(1);
+        site.remove_request(Some(size));
         if site.total_blocks == 0 {
             self.0.remove(from);
         }
-        self.alloc(to, size, time_ns);
+        self.alloc(to, size, Some(size), time_ns);
     }
 }

@@ -69,7 +69,20 @@ struct Model {
     reported: [bool; 2],
     /// Whether segments are made by virtual memory management.
     expandable: bool,
+    /// Whether the pool tells of segments that it returns, and with their device.
+    tells: Option<Tells>,
     last_handle: u64,
+}
+
+/// How a pool tells of a segment that it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tells {
+    BeforeTheCall,
+    AfterIt,
+}
+
+fn tells() -> impl Strategy<Value = Option<Tells>> {
+    prop_oneof![Just(None), Just(Some(Tells::BeforeTheCall)), Just(Some(Tells::AfterIt))]
 }
 
 impl Model {
@@ -87,6 +100,7 @@ impl Model {
             lossy: false,
             reported: [false; 2],
             expandable: false,
+            tells: None,
             last_handle: 0,
         }
     }
@@ -104,13 +118,23 @@ impl Model {
         handle
     }
 
+    fn tell(&mut self, thread: u8, segment: &Segment, now: Tells) {
+        if self.tells == Some(now) {
+            let kind = EventKind::SegmentFreed(Some(Device(segment.device)));
+            let event = self.event(thread, kind, segment.address, segment.size);
+            self.deliver(event, 0);
+        }
+    }
+
     fn free_segment(&mut self, thread: u8, segment: &Segment) {
+        self.tell(thread, segment, Tells::BeforeTheCall);
         if segment.handle == 0 {
             self.driver_free(thread, Phase::Begun, segment.address);
         } else {
             self.call(thread, "cuMemUnmap", Phase::Begun, segment.address, segment.size, 0, 0);
             self.call(thread, "cuMemRelease", Phase::Begun, segment.handle, 0, 0, 0);
         }
+        self.tell(thread, segment, Tells::AfterIt);
     }
 
     fn allocated(&self, device: u8) -> u64 {
@@ -191,6 +215,7 @@ impl Model {
                 allocated: self.allocated(device),
                 reserved: self.reserved(device),
             },
+            requested: stack.map(|_| size - 1),
         };
         let kind = match stack {
             Some(_) => EventKind::PoolAlloc(facts),
@@ -304,6 +329,7 @@ impl Model {
             let traced: u64 = live.values().sum();
             assert_eq!(seen.before_attach.allocated_bytes + traced, self.allocated(device));
             if seen.reserved_is_upper_bound {
+                assert_eq!(self.tells, None, "known at once where the pool tells");
                 assert!(seen.reserved_bytes >= Some(self.reserved(device)));
             } else {
                 assert_eq!(seen.reserved_bytes, Some(self.reserved(device)));
@@ -313,6 +339,12 @@ impl Model {
                 *expected.entry(block.stack).or_default() += block.size;
             }
             assert_eq!(live, expected);
+            // Every request was one byte less than its block.
+            for (key, totals) in self.ledger.sites().filter(|(key, _)| key.level == Level::Pytorch)
+            {
+                let expected = totals.live_bytes - totals.live_blocks;
+                assert_eq!(totals.requested_bytes(), Some(expected), "{key:?}");
+            }
         }
         assert_eq!(self.ledger.accuracy(), Accuracy::default());
     }
@@ -338,9 +370,11 @@ proptest! {
         steps in prop::collection::vec(step(), 1..200),
         attach_at in 0..100usize,
         expandable in any::<bool>(),
+        tells in tells(),
     ) {
         let mut model = Model::new(Vec::new());
         model.expandable = expandable;
+        model.tells = tells;
         for (number, step) in steps.iter().enumerate() {
             model.attached |= number >= attach_at;
             model.run(step);
@@ -352,8 +386,13 @@ proptest! {
 
     /// Attached from the start: the driver level too, and `releasable` is what empty_cache returns.
     #[test]
-    fn whole_from_the_start(steps in prop::collection::vec(step(), 1..200), expandable in any::<bool>()) {
+    fn whole_from_the_start(
+        steps in prop::collection::vec(step(), 1..200),
+        expandable in any::<bool>(),
+        tells in tells(),
+    ) {
         let mut model = Model::new(Vec::new());
+        model.tells = tells;
         model.expandable = expandable;
         model.attached = true;
         for step in &steps {
@@ -385,9 +424,11 @@ proptest! {
         drops in prop::collection::vec(prop::bool::weighted(0.2), 0..300),
         attach_at in 0..50usize,
         expandable in any::<bool>(),
+        tells in tells(),
     ) {
         let mut model = Model::new(drops);
         model.expandable = expandable;
+        model.tells = tells;
         for (number, step) in steps.iter().enumerate() {
             model.attached |= number >= attach_at;
             model.run(step);
@@ -417,6 +458,7 @@ proptest! {
             let facts = PoolFacts {
                 device: Device(device),
                 totals: AllocatorTotals { allocated, reserved },
+                requested: Some(size),
             };
             let kind = match DriverCall::new(call) {
                 Some(call) => EventKind::Driver {

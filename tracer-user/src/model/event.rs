@@ -73,6 +73,15 @@ pub enum EventKind {
     PoolAlloc(PoolFacts),
     /// A pool took a block back.
     PoolFree(PoolFacts),
+    /// A pool tells the user that it cannot have this many bytes.
+    PoolOutOfMemory(PoolFacts),
+    /// A pool gives a segment of this address and size back to the driver, just before or after the
+    /// driver's call. Some versions do not tell the device.
+    SegmentFreed(Option<Device>),
+    /// Host memory of a tensor.
+    CpuAlloc,
+    /// Its end.
+    CpuFree,
 }
 
 /// What a pool says along with an event.
@@ -82,6 +91,8 @@ pub struct PoolFacts {
     pub device: Device,
     /// Its totals for this device after the event.
     pub totals: AllocatorTotals,
+    /// Bytes that were asked for, if known: a block is the request rounded up.
+    pub requested: Option<u64>,
 }
 
 /// What the pool itself says of one device, after the event.

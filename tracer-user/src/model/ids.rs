@@ -44,6 +44,8 @@ impl StackIndex {
 /// levels are never added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Level {
+    /// Host memory of tensors (`--cpu`).
+    Cpu,
     /// Page-locked host memory: `cuMemHostAlloc` and its kin.
     Pinned,
     /// The CUDA driver: `cuMemAlloc_v2` and its kin.
@@ -56,6 +58,7 @@ impl Level {
     /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Cpu => "cpu",
             Self::Pinned => "pinned",
             Self::Driver => "driver",
             Self::Pytorch => "pytorch",

@@ -167,6 +167,8 @@ pub struct HostSnapshot {
     /// Page-locked bytes that were allocated or registered since attach; `null` while pinned memory is
     /// not traced.
     pub pinned_bytes: Option<u64>,
+    /// Bytes of tensors in host memory that were allocated since attach; `null` without `--cpu`.
+    pub cpu_bytes: Option<u64>,
     /// Handles and pointers of other processes' memory that are open here, since attach.
     pub imported: u64,
 }
@@ -196,6 +198,8 @@ pub struct Site {
     pub total_bytes: u64,
     /// Blocks ever allocated here.
     pub total_blocks: u64,
+    /// Bytes asked for in the live blocks, which a pool rounds up; `null` if not known of all.
+    pub requested_bytes: Option<u64>,
     /// Of `live_bytes`, those out of which a pool cuts its blocks: the pool's own sites hold them. 0 at
     /// the level of a pool.
     pub pooled_bytes: u64,

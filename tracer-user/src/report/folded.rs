@@ -57,17 +57,22 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
 }
 
 /// The sites that hold device memory of their own: those of pools, and those of the driver as far as
-/// no pool has it. Page-locked host memory is another kind.
+/// no pool has it. Host memory is another kind.
 pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> {
-    process.sites.iter().filter(|site| site.level != Level::Pinned && site.own_bytes() > 0)
+    process.sites.iter().filter(|site| !is_host(site.level) && site.own_bytes() > 0)
 }
 
 /// Whether this level is a pool's, which cuts its blocks out of the driver's.
 pub(super) fn is_pool(level: Level) -> bool {
     match level {
         Level::Pytorch => true,
-        Level::Driver | Level::Pinned => false,
+        Level::Driver | Level::Pinned | Level::Cpu => false,
     }
+}
+
+/// Whether this level is host memory.
+pub(super) fn is_host(level: Level) -> bool {
+    matches!(level, Level::Pinned | Level::Cpu)
 }
 
 /// The stack of what was there when the tracer came.
@@ -86,6 +91,7 @@ pub(super) fn place(site: &Site) -> String {
     let device = label::device(site.device);
     match site.level {
         Level::Pinned => "pinned host memory".to_owned(),
+        Level::Cpu => "tensors in host memory".to_owned(),
         Level::Driver => format!("driver, no pool, {device}"),
         Level::Pytorch => device,
     }

@@ -29,6 +29,7 @@ fn site(id: &str, level: Level, device: Option<u8>, bytes: u64, frames: Vec<Fram
         live_blocks: bytes / 1000,
         total_bytes: bytes.saturating_mul(2),
         total_blocks: bytes / 500,
+        requested_bytes: Some(bytes),
         pooled_bytes: if level == Level::Driver && device.is_some() { bytes } else { 0 },
         peak_bytes: bytes,
         first_seen_s: 0.5,
@@ -242,6 +243,11 @@ fn text() {
             }])
         )
     );
+    let mut host = process();
+    let line = || vec![frame("load", "/home/ada/data.py", 12)];
+    host.sites.push(site("10", Level::Pinned, None, 64 << 20, line()));
+    host.sites.push(site("11", Level::Cpu, None, 3 << 20, line()));
+    insta::assert_snapshot!("text_host", render(write_text, &snapshot(vec![host])));
     insta::assert_snapshot!("text_no_process", render(write_text, &snapshot(Vec::new())));
 }
 

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, io};
 
 use super::fit::Paragraph;
 use crate::{
-    model::{Frame, Level, ProcessSnapshot, Site},
+    model::{Frame, Level, Site},
     report::{
         Options,
-        folded::{holders, is_pool},
+        folded::{is_host, is_pool},
         label::{self, FileNames, sum},
         user_frame::{is_user, user_frame},
     },
@@ -32,9 +32,9 @@ pub(super) struct Line<'a> {
 }
 
 /// Most bytes first; equal ones by name.
-pub(super) fn by_line(process: &ProcessSnapshot) -> Vec<Line<'_>> {
+pub(super) fn by_line<'a>(sites: impl Iterator<Item = &'a Site>) -> Vec<Line<'a>> {
     let mut lines: BTreeMap<Key, Line<'_>> = BTreeMap::new();
-    for site in holders(process) {
+    for site in sites {
         let words = words(site);
         let key = (site.level, site.device.map(|device| device.0), words.clone());
         let line = lines.entry(key).or_insert(Line {
@@ -54,12 +54,12 @@ pub(super) fn by_line(process: &ProcessSnapshot) -> Vec<Line<'_>> {
 }
 
 fn words(site: &Site) -> Vec<String> {
-    let device = match site.level {
-        level if is_pool(level) => format!("[{}]", label::device(site.device)),
-        level => format!("[{level}, {}]", label::device(site.device)),
-    };
     let mut words = place(&site.frames, site.frames_note.as_deref());
-    words.push(device);
+    match site.level {
+        level if is_pool(level) => words.push(format!("[{}]", label::device(site.device))),
+        level if is_host(level) => {}
+        level => words.push(format!("[{level}, {}]", label::device(site.device))),
+    }
     words
 }
 
@@ -149,6 +149,11 @@ impl Table {
             total: sum(lines.iter().map(|line| line.bytes)),
             blocks: widths.max().unwrap_or(0).max("blocks".len()),
         }
+    }
+
+    /// Bytes of all lines.
+    pub(super) fn total(&self) -> u64 {
+        self.total
     }
 
     /// The names of the columns.

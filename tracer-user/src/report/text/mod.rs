@@ -11,11 +11,11 @@ use std::io;
 use self::fit::{Paragraph, cut};
 use super::{
     Options,
-    folded::is_pool,
+    folded::{holders, is_pool},
     label::{self, FileNames},
     sanitize,
 };
-use crate::model::{ProcessSnapshot, ProcessState, Snapshot};
+use crate::model::{Level, ProcessSnapshot, ProcessState, Snapshot};
 
 /// Writes the report.
 ///
@@ -76,10 +76,12 @@ fn write_process(
     for device in &process.devices {
         device::write(device, out)?;
     }
-    if let Some(pinned) = process.host.pinned_bytes.filter(|&bytes| bytes > 0) {
-        writeln!(out, "  host: {} page-locked", label::size(pinned))?;
-    }
     write_holders(process, options, exact, names, out)?;
+    for (level, title) in
+        [(Level::Pinned, "page-locked host memory"), (Level::Cpu, "tensors in host memory")]
+    {
+        write_host(process, level, title, options, names, out)?;
+    }
     failures::write(&process.failures, out)
 }
 
@@ -91,7 +93,7 @@ fn write_holders(
     names: &FileNames<'_>,
     out: &mut impl io::Write,
 ) -> io::Result<()> {
-    let lines = lines::by_line(process);
+    let lines = lines::by_line(holders(process));
     let running = process.state == ProcessState::Running;
     if process.devices.is_empty() && lines.is_empty() {
         let until = if running { "seen yet; it shows here once there is one" } else { "seen" };
@@ -112,4 +114,24 @@ fn write_holders(
         table.write(&driver, options, names, out)?;
     }
     Ok(())
+}
+
+/// What holds one kind of host memory, if anything does.
+fn write_host(
+    process: &ProcessSnapshot,
+    level: Level,
+    title: &str,
+    options: &Options,
+    names: &FileNames<'_>,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    let sites = process.sites.iter().filter(|site| site.level == level && site.live_bytes > 0);
+    let lines = lines::by_line(sites);
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let table = lines::Table::new(&lines);
+    writeln!(out, "\n  {title}: {}", label::size(table.total()))?;
+    table.write_header("held by", out)?;
+    table.write(&lines.iter().collect::<Vec<_>>(), options, names, out)
 }

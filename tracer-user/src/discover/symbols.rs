@@ -1,0 +1,222 @@
+//! Names in a symbol table, found without holding the table: some libraries have hundreds of megabytes
+//! of them.
+//!
+//! Two passes, each in one buffer: over the strings, for the places where a wanted name is; then over the
+//! symbols, for those that point to such a place.
+
+use std::{collections::HashMap, fs::File, io, os::unix::fs::FileExt as _};
+
+use memchr::memmem::Finder;
+
+/// Bytes that are read at once.
+const CHUNK: usize = 1 << 20;
+
+/// Longer names are cut; the longest one that is looked for is a tenth of it.
+const MAX_NAME: usize = 1024;
+
+/// Bytes of an `Elf64_Sym`.
+const SYMBOL_BYTES: usize = 24;
+
+/// A symbol with an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// Its whole name.
+    pub name: String,
+    /// Virtual address as linked.
+    pub address: u64,
+    /// Bytes; 0 when the file does not say.
+    pub size: u64,
+}
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pattern {
+    /// This name.
+    Exact(&'static str),
+    /// A function whose name begins like this.
+    Prefix(&'static str),
+}
+
+impl Pattern {
+    /// The name or its beginning.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Exact(text) | Self::Prefix(text) => text,
+        }
+    }
+
+    /// `rest`: what follows the text in the table.
+    fn allows(self, rest: &[u8]) -> bool {
+        match self {
+            Self::Exact(_) => rest.first() == Some(&0),
+            // Not `….cold` or `….part.0`, which are pieces of a function.
+            Self::Prefix(_) => !rest.iter().take_while(|&&byte| byte != 0).any(|&b| b == b'.'),
+        }
+    }
+}
+
+/// A range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Where it begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// The first defined symbol for each pattern that has one.
+///
+/// # Errors
+///
+/// When the file cannot be read; a range that goes past its end is an error as well.
+pub fn find(
+    file: &File,
+    symbols: Range,
+    strings: Range,
+    patterns: &[Pattern],
+) -> io::Result<HashMap<Pattern, Symbol>> {
+    let names = places(file, strings, patterns)?;
+    let mut found = HashMap::new();
+    if names.is_empty() {
+        return Ok(found);
+    }
+    let chunk = CHUNK / SYMBOL_BYTES * SYMBOL_BYTES;
+    windows(file, symbols, chunk, 0, |_, bytes| {
+        for symbol in bytes.chunks_exact(SYMBOL_BYTES) {
+            let Some((pattern, name)) = names.get(&le_u32(&symbol[..4])) else { continue };
+            let section = u16::from_le_bytes([symbol[6], symbol[7]]);
+            let (address, size) = (le_u64(&symbol[8..16]), le_u64(&symbol[16..24]));
+            let is_code = symbol[4] & 0xf == STT_FUNC;
+            if section != SHN_UNDEF && (is_code || matches!(pattern, Pattern::Exact(_))) {
+                found.entry(*pattern).or_insert_with(|| Symbol {
+                    name: name.clone(),
+                    address,
+                    size,
+                });
+            }
+        }
+    })?;
+    Ok(found)
+}
+
+const SHN_UNDEF: u16 = 0;
+const STT_FUNC: u8 = 2;
+
+/// Where in the strings names begin that a pattern allows.
+fn places(
+    file: &File,
+    strings: Range,
+    patterns: &[Pattern],
+) -> io::Result<HashMap<u32, (Pattern, String)>> {
+    let finders: Vec<_> = patterns.iter().map(|p| (*p, Finder::new(p.text()))).collect();
+    let mut names = HashMap::new();
+    windows(file, strings, CHUNK, MAX_NAME, |start, bytes| {
+        for (pattern, finder) in &finders {
+            for place in finder.find_iter(bytes) {
+                let rest = &bytes[place + pattern.text().len()..];
+                // A later window has what begins in the overlap, with the whole name.
+                let Ok(offset) = u32::try_from(start + place as u64) else { continue };
+                if place < CHUNK && pattern.allows(rest) {
+                    let name = bytes[place..].split(|&byte| byte == 0).next().unwrap_or_default();
+                    let name = String::from_utf8_lossy(name).into_owned();
+                    names.insert(offset, (*pattern, name));
+                }
+            }
+        }
+    })?;
+    Ok(names)
+}
+
+/// Reads a range in pieces of `step` bytes, each with up to `overlap` bytes of what follows it.
+fn windows(
+    file: &File,
+    range: Range,
+    step: usize,
+    overlap: usize,
+    mut see: impl FnMut(u64, &[u8]),
+) -> io::Result<()> {
+    let mut buffer = vec![0; step + overlap];
+    let mut start = 0;
+    while start < range.size {
+        let length = (range.size - start).min(buffer.len() as u64) as usize;
+        let offset = range.offset.checked_add(start).ok_or(io::ErrorKind::InvalidData)?;
+        file.read_exact_at(&mut buffer[..length], offset)?;
+        see(start, &buffer[..length]);
+        start += step as u64;
+    }
+    Ok(())
+}
+
+fn le_u32(bytes: &[u8]) -> u32 {
+    bytes.try_into().map_or(0, u32::from_le_bytes)
+}
+
+fn le_u64(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A file of strings and then symbols, each a name, a section and an address.
+    fn table(names: &[(String, u16, u8)]) -> (File, Range, Range) {
+        let (mut strings, mut symbols) = (vec![0_u8], Vec::new());
+        for (index, (name, section, kind)) in names.iter().enumerate() {
+            let at = strings.len() as u32;
+            strings.extend(name.bytes().chain([0]));
+            symbols.extend(at.to_le_bytes());
+            symbols.extend([*kind, 0]);
+            symbols.extend(section.to_le_bytes());
+            symbols.extend((0x1000 + index as u64).to_le_bytes());
+            symbols.extend(16_u64.to_le_bytes());
+        }
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&strings).unwrap();
+        file.write_all(&symbols).unwrap();
+        let split = strings.len() as u64;
+        let (symbols, strings) =
+            (Range { offset: split, size: symbols.len() as u64 }, Range { offset: 0, size: split });
+        (file, symbols, strings)
+    }
+
+    #[test]
+    fn a_name_across_two_windows_is_found() {
+        for fill in CHUNK - 20..CHUNK + 4 {
+            let names = [("f".repeat(fill), 1, STT_FUNC), ("wanted".to_owned(), 1, STT_FUNC)];
+            let (file, symbols, strings) = table(&names);
+            let found = find(&file, symbols, strings, &[Pattern::Exact("wanted")]).unwrap();
+            assert_eq!(found[&Pattern::Exact("wanted")].address, 0x1001);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_as_looking_at_every_symbol(
+            names in proptest::collection::vec(("[ab.]{0,5}", 0_u16..2, 1_u8..3), 0..40),
+        ) {
+            let (file, symbols, strings) = table(&names);
+            let patterns = [Pattern::Exact("ab"), Pattern::Prefix("aa"), Pattern::Exact("b")];
+            let found = find(&file, symbols, strings, &patterns).unwrap();
+            for pattern in patterns {
+                let expected = names.iter().position(|(name, section, kind)| *section != 0 && match pattern {
+                    Pattern::Exact(text) => name == text,
+                    Pattern::Prefix(text) => name.starts_with(text) && !name[text.len()..].contains('.') && *kind == STT_FUNC,
+                });
+                let address = found.get(&pattern).map(|symbol| symbol.address);
+                prop_assert_eq!(address, expected.map(|index| 0x1000 + index as u64));
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_that_ends_too_early_is_an_error() {
+        let (file, symbols, strings) = table(&[("a".to_owned(), 1, STT_FUNC)]);
+        let beyond = Range { size: symbols.size + 24, ..symbols };
+        assert!(find(&file, beyond, strings, &[Pattern::Exact("a")]).is_err());
+    }
+}
