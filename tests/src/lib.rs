@@ -26,6 +26,15 @@ pub fn cudatrace() -> PathBuf {
     variable("CUDATRACE_BIN")
 }
 
+/// The paths in a variable that `cargo xtask test` sets, separated by colons.
+///
+/// # Panics
+///
+/// When the tests are not run by it.
+pub fn list(name: &str) -> Vec<PathBuf> {
+    env::split_paths(&variable(name)).collect()
+}
+
 fn variable(name: &str) -> PathBuf {
     match env::var_os(name) {
         Some(value) => value.into(),

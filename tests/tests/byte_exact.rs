@@ -41,8 +41,8 @@ fn check_whole(snapshot: &Snapshot, truth: &Value) {
         assert_eq!(device.reserved_bytes, Some(says("reserved")), "{truth}");
         assert_eq!(device.driver_bytes, says("driver"), "{truth}");
         assert_eq!(live_bytes(process, Level::Driver, index), says("driver"), "{truth}");
-        assert_eq!(device.before_attach.allocated_bytes, 0);
-        assert_eq!(device.before_attach.reserved_bytes, 0);
+        assert_eq!(device.before_attach.unwrap_or_default().allocated_bytes, 0);
+        assert_eq!(device.before_attach.unwrap_or_default().reserved_bytes, 0);
         assert!(
             device.releasable_bytes.is_some() && device.releasable_bytes <= device.cached_bytes
         );
@@ -157,13 +157,17 @@ fn attached_halfway() {
             let says = |what: &str| number(truth, &format!("/devices/{index}/{what}"));
             let device = device(process, index);
             let traced = live_bytes(process, Level::Pytorch, index);
-            assert_eq!(device.before_attach.allocated_bytes + traced, says("allocated"), "{truth}");
+            assert_eq!(
+                device.before_attach.unwrap_or_default().allocated_bytes + traced,
+                says("allocated"),
+                "{truth}"
+            );
             assert_eq!(device.allocated_bytes, Some(says("allocated")), "{truth}");
             // Segments from before attach as well: the pool tells their size when it returns them.
             assert!(!device.reserved_is_upper_bound);
             assert_eq!(device.reserved_bytes, Some(says("reserved")), "{truth}");
             assert_eq!(device.driver_bytes, says("driver"), "{truth}");
-            before.push((index, device.before_attach.allocated_bytes));
+            before.push((index, device.before_attach.unwrap_or_default().allocated_bytes));
         }
     });
     assert_eq!(points, 7);
@@ -196,7 +200,7 @@ fn dropped_events_are_told_and_totals_recover() {
             let reported = device.allocator_reported.as_ref().map(|r| r.allocated_bytes);
             assert_eq!(device.allocated_bytes, reported);
             let traced = live_bytes(process, Level::Pytorch, index);
-            let parts = i128::from(device.before_attach.allocated_bytes)
+            let parts = i128::from(device.before_attach.unwrap_or_default().allocated_bytes)
                 + i128::from(traced)
                 + i128::from(device.lost_bytes);
             assert_eq!(Some(parts), device.allocated_bytes.map(i128::from));

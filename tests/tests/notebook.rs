@@ -54,8 +54,8 @@ fn idle_kernel_before_import() {
     let process = only_process(&snapshot);
     for index in 0..2 {
         let device = device(process, index);
-        assert_eq!(device.before_attach.allocated_bytes, 0);
-        assert_eq!(device.before_attach.reserved_bytes, 0);
+        assert_eq!(device.before_attach.unwrap_or_default().allocated_bytes, 0);
+        assert_eq!(device.before_attach.unwrap_or_default().reserved_bytes, 0);
         assert_eq!(device.allocated_bytes, truth[index][0].as_u64());
         assert_eq!(device.reserved_bytes, truth[index][1].as_u64());
     }
@@ -141,7 +141,7 @@ fn a_late_import_in_a_thread_misses_nothing() {
         assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);
         assert_eq!(pool_sites(&process.sites).map(|site| site.total_blocks).sum::<u64>(), 1000);
         let device = device(process, 0);
-        assert_eq!(device.before_attach.allocated_bytes, 0);
+        assert_eq!(device.before_attach.unwrap_or_default().allocated_bytes, 0);
         assert_eq!(device.allocated_bytes, truth["allocated"].as_u64());
         talker.say("end");
     }

@@ -29,6 +29,8 @@ pub mod tag {
     pub const CODE_FREED: u16 = 7;
     /// [`super::BlockEvent`]
     pub const BLOCK: u16 = 8;
+    /// [`super::PoolRecord`]
+    pub const POOL: u16 = 9;
 }
 
 /// Which probe saw an event ([`MemoryEvent::probe`]): below [`crate::calls::MAX_CALLS`] the place of
@@ -44,6 +46,10 @@ pub mod probe {
     pub const TORCH_CPU_NEW: u8 = 203;
     /// `c10::ProfiledCPUMemoryReporter::Delete`.
     pub const TORCH_CPU_DELETE: u8 = 204;
+    /// `tsl::BFCAllocator::AddTraceMe` of TensorFlow.
+    pub const BFC_TENSORFLOW: u8 = 210;
+    /// The same function in a plugin of JAX.
+    pub const BFC_JAX: u8 = 211;
 }
 
 /// How far a call is ([`MemoryEvent::phase`]).
@@ -127,8 +133,9 @@ pub struct MemoryEvent {
     pub size: i64,
     /// Id of the stack, or 0 for none (see `flags`).
     pub stack: u64,
-    /// [`probe::TORCH_REPORT`] and [`probe::TORCH_OUT_OF_MEMORY`]: bytes allocated and reserved on this device after the event, by
-    /// the allocator's own count. Driver calls: the further value of [`crate::calls::op`], or the
+    /// [`probe::TORCH_REPORT`] and [`probe::TORCH_OUT_OF_MEMORY`]: bytes allocated and reserved on this
+    /// device after the event, by the allocator's own count. [`probe::BFC_TENSORFLOW`] and
+    /// [`probe::BFC_JAX`]: the pool's id ([`PoolRecord::pool`]). Driver calls: the further value of [`crate::calls::op`], or the
     /// `CUresult` of a failed call; and the return address.
     pub extra: [u64; 2],
 }
@@ -141,6 +148,21 @@ pub struct BlockEvent {
     pub event: MemoryEvent,
     /// Bytes asked for, at most those of the block.
     pub requested: u64,
+}
+
+/// Bytes kept of the name of a pool.
+pub const POOL_NAME_BYTES: usize = 64;
+
+/// Definition of a pool that has a name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolRecord {
+    /// `tag` is [`tag::POOL`], `detail` one of [`probe`].
+    pub header: RecordHeader,
+    /// Its id: the address of the allocator.
+    pub pool: u64,
+    /// Its name, up to a zero byte.
+    pub name: [u8; POOL_NAME_BYTES],
 }
 
 /// A piece of a Python string as it lies in memory: code points of 1, 2 or 4 bytes.
@@ -286,6 +308,7 @@ plain_data! {
     RecordHeader = 8,
     MemoryEvent = 64,
     BlockEvent = 72,
+    PoolRecord = 16 + POOL_NAME_BYTES,
     WireString<NAME_BYTES> = 8 + NAME_BYTES,
     WireString<QUALNAME_BYTES> = 8 + QUALNAME_BYTES,
     WireString<FILENAME_BYTES> = 8 + FILENAME_BYTES,

@@ -55,6 +55,20 @@ pub struct Requested {
     pub bytes: u64,
 }
 
+/// Pools that user space has the names of.
+#[map]
+pub static POOLS: LruHashMap<PoolKey, u8> = LruHashMap::with_max_entries(4 * 1024, 0);
+
+/// A pool of a process.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PoolKey {
+    /// Address of the allocator.
+    pub pool: u64,
+    /// The process.
+    pub tgid: u64,
+}
+
 /// A code object of a process.
 #[repr(C)]
 #[derive(Clone, Copy)]

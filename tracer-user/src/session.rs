@@ -1,6 +1,12 @@
 //! A trace: processes, kernel half and pure core put together.
 
-use std::{collections::HashSet, io, os::fd::OwnedFd, path::Path, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    io,
+    os::fd::OwnedFd,
+    path::Path,
+    time::Duration,
+};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
@@ -18,7 +24,7 @@ use crate::{
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
     },
-    model::{Coverage, Pid, Snapshot},
+    model::{Coverage, Level, Pid, Snapshot},
     sys::{
         self,
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
@@ -75,6 +81,8 @@ struct Target {
     coverage: Vec<Coverage>,
     /// No driver was loaded when the trace began.
     whole: bool,
+    /// Levels whose pools may have had blocks before their probes were there.
+    late: BTreeSet<Level>,
     alive: bool,
 }
 
@@ -142,6 +150,7 @@ impl Session {
             attached: HashSet::new(),
             coverage: Vec::new(),
             whole: !libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped),
+            late: BTreeSet::new(),
             alive: true,
         };
         attach_libraries(&mut self.kernel, &mut target, &libraries, self.extras);
@@ -239,6 +248,7 @@ impl Session {
             .collect();
         if !new.is_empty() {
             attach_libraries(&mut self.kernel, target, &new, self.extras);
+            self.core.set_process(pid, facts(target, self.extras));
             self.update_coverage();
         }
     }
@@ -338,6 +348,7 @@ fn attach_libraries(
         let (found, gaps) = plan::for_library(library, extras);
         target.coverage.extend(gaps);
         target.attached.insert((library.kind, library.inode));
+        target.late.extend(library.kind.untold_pools().filter(|_| library.mapped));
         sites.extend(found);
     }
     attach_sites(kernel, target, &sites);
@@ -375,6 +386,7 @@ fn facts(target: &Target, extras: Extras) -> ProcessFacts {
         user: target.info.user.clone(),
         cpu: extras.cpu,
         whole: target.whole,
+        late: target.late.clone(),
     }
 }
 

@@ -2,7 +2,10 @@
 
 mod site_id;
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use rustc_hash::FxHashMap;
 use tracer_common::counters::Counters;
@@ -11,8 +14,8 @@ use crate::{
     decode::{ProcessChange, Record},
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
-        Coverage, Failure, Frame, HostSnapshot, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site,
-        Snapshot, StackIndex, Tracer, Verdict,
+        Coverage, Failure, Frame, HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA,
+        Site, Snapshot, StackIndex, Tracer, Verdict,
     },
     naming::Naming,
 };
@@ -36,6 +39,8 @@ pub struct ProcessFacts {
     pub cpu: bool,
     /// Whether it had no CUDA driver loaded when the trace began.
     pub whole: bool,
+    /// Levels whose pools may have had blocks before that.
+    pub late: BTreeSet<Level>,
 }
 
 /// When a snapshot is made.
@@ -76,12 +81,16 @@ impl Aggregator {
             self.naming.set_python_minor(pid, minor);
         }
         match self.processes.get_mut(&pid) {
-            Some(process) => process.facts = facts,
+            Some(process) => {
+                facts.late.iter().for_each(|&level| process.ledger.note_late(level));
+                process.facts = facts;
+            }
             None => {
                 let mut ledger = Ledger::default();
                 if facts.whole {
                     ledger.note_whole();
                 }
+                facts.late.iter().for_each(|&level| ledger.note_late(level));
                 let process = Process { facts, ledger, state: ProcessState::Running, exit: None };
                 self.processes.insert(pid, process);
             }
@@ -96,6 +105,11 @@ impl Aggregator {
                 let stack = self.naming.stack(event.pid, event.stack);
                 if let Some(process) = self.processes.get_mut(&event.pid) {
                     process.ledger.apply(&event, stack);
+                }
+            }
+            Record::Pool(definition) => {
+                if let Some(process) = self.processes.get_mut(&definition.pid) {
+                    process.ledger.define_pool(definition.pool, definition.name);
                 }
             }
             Record::Code(definition) => self.naming.define_code(definition),
@@ -207,6 +221,7 @@ impl Aggregator {
             state: process.state,
             exit: process.exit.clone(),
             devices: process.ledger.devices(),
+            pools: process.ledger.pools(),
             host: HostSnapshot {
                 pinned_bytes: Some(process.ledger.pinned_bytes()),
                 cpu_bytes: facts.cpu.then(|| process.ledger.cpu_bytes()),

@@ -47,6 +47,14 @@ pub enum Program {
     DriverReturn(DriverCall),
     /// A hook of PyTorch's that takes the stack: one of [`tracer_common::wire::probe`].
     Torch(u8),
+    /// A hook of a BFC allocator's: one of [`tracer_common::wire::probe`], and where in the allocator its
+    /// name is (0: not known).
+    Bfc {
+        /// Which framework.
+        probe: u8,
+        /// Bytes from the start of the allocator.
+        name_offset: u64,
+    },
     /// PyTorch's trace of requests and segments, and whether it has an argument for the device.
     TorchTrace(bool),
     /// The end of a tensor in host memory.
@@ -61,7 +69,7 @@ pub enum Program {
 const UPROBES: [&str; 7] = [
     "driver_entry",
     "driver_return",
-    "torch_report",
+    "pool_hook",
     "torch_trace",
     "torch_cpu_delete",
     "code_dealloc",
@@ -73,7 +81,7 @@ impl Program {
         match self {
             Self::DriverEntry(_) => "driver_entry",
             Self::DriverReturn(_) => "driver_return",
-            Self::Torch(_) => "torch_report",
+            Self::Torch(_) | Self::Bfc { .. } => "pool_hook",
             Self::TorchTrace(_) => "torch_trace",
             Self::TorchCpuDelete => "torch_cpu_delete",
             Self::CodeDealloc => "code_dealloc",
@@ -86,6 +94,7 @@ impl Program {
         match self {
             Self::DriverEntry(call) | Self::DriverReturn(call) => Some(call.index().into()),
             Self::Torch(probe) => Some(probe.into()),
+            Self::Bfc { probe, name_offset } => Some(u64::from(probe) | name_offset << 8),
             Self::TorchTrace(has_device) => Some(has_device.into()),
             _ => None,
         }

@@ -4,8 +4,8 @@ mod record;
 mod string;
 
 pub use record::{
-    CodeDefinition, DecodeError, LinesPiece, ProcessChange, Record, StackDefinition, StackFrame,
-    decode,
+    CodeDefinition, DecodeError, LinesPiece, PoolDefinition, ProcessChange, Record,
+    StackDefinition, StackFrame, decode,
 };
 
 #[cfg(test)]

@@ -4,14 +4,14 @@ use bytemuck::Pod;
 use thiserror::Error;
 use tracer_common::wire::{
     BlockEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES,
-    MemoryEvent, ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, phase, probe,
-    process_kind, stack_flag, tag,
+    MemoryEvent, PoolRecord, ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord,
+    phase, probe, process_kind, stack_flag, tag,
 };
 
 use super::string::{Kept, text};
 use crate::model::{
-    AllocationEvent, AllocatorTotals, CodeId, Device, DeviceAddress, DriverCall, EventKind, Phase,
-    Pid, PoolFacts, StackId, StackRef, Tid,
+    AllocationEvent, AllocatorTotals, CodeId, Device, DeviceAddress, DriverCall, EventKind, Level,
+    Phase, Pid, PoolFacts, PoolId, StackId, StackRef, Tid,
 };
 
 /// A record that cannot be decoded: the two halves disagree on the ABI.
@@ -46,6 +46,8 @@ pub enum Record {
     Lines(LinesPiece),
     /// A stack.
     Stack(StackDefinition),
+    /// The name of a pool.
+    Pool(PoolDefinition),
     /// A code object is gone.
     CodeFreed(Pid, CodeId),
     /// Records were dropped before this place in the stream.
@@ -73,6 +75,17 @@ pub enum ProcessChange {
     Exec,
     /// The dynamic loader added or removed libraries.
     LibrariesChanged,
+}
+
+/// The name of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolDefinition {
+    /// The process.
+    pub pid: Pid,
+    /// The pool.
+    pub pool: PoolId,
+    /// As the framework named it.
+    pub name: String,
 }
 
 /// A code object's names.
@@ -145,6 +158,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
             let record: BlockEvent = read(bytes, tag::BLOCK)?;
             Record::Memory(memory(&record.event, Some(record.requested))?)
         }
+        tag::POOL => Record::Pool(pool_definition(pid, &read(bytes, tag::POOL)?)?),
         tag::CODE => Record::Code(code(pid, &read(bytes, tag::CODE)?)),
         tag::LINES => Record::Lines(lines(pid, bytes)?),
         tag::STACK => Record::Stack(stack(pid, bytes, header.detail)?),
@@ -187,7 +201,18 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
         }
         probe::TORCH_CPU_NEW => EventKind::CpuAlloc,
         probe::TORCH_CPU_DELETE => EventKind::CpuFree,
-        _ => driver(event)?,
+        probe => match bfc_level(probe) {
+            Some(level) => {
+                let pool = PoolId { level, instance: event.extra[0] };
+                let facts = PoolFacts { pool, totals: None, requested };
+                if event.size < 0 {
+                    EventKind::PoolFree(facts)
+                } else {
+                    EventKind::PoolAlloc(facts)
+                }
+            }
+            None => driver(event)?,
+        },
     };
     let stack = if event.stack != 0 {
         StackRef::Id(StackId(event.stack))
@@ -216,7 +241,28 @@ fn pool(event: &MemoryEvent, requested: Option<u64>) -> Result<PoolFacts, Decode
     let device = u8::try_from(event.device)
         .map_err(|_negative| DecodeError::Unknown { what: "device", value: event.device as u16 })?;
     let totals = AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] };
-    Ok(PoolFacts { device: Device(device), totals, requested })
+    Ok(PoolFacts { pool: PoolId::pytorch(Device(device)), totals: Some(totals), requested })
+}
+
+fn pool_definition(pid: Pid, record: &PoolRecord) -> Result<PoolDefinition, DecodeError> {
+    let detail = record.header.detail;
+    let level = u8::try_from(detail).ok().and_then(bfc_level);
+    let level = level.ok_or(DecodeError::Unknown { what: "pool", value: detail })?;
+    let name = record.name.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(PoolDefinition {
+        pid,
+        pool: PoolId { level, instance: record.pool },
+        name: String::from_utf8_lossy(name).into_owned(),
+    })
+}
+
+/// The level of the BFC allocators that a probe sees.
+fn bfc_level(probe: u8) -> Option<Level> {
+    match probe {
+        probe::BFC_TENSORFLOW => Some(Level::Tensorflow),
+        probe::BFC_JAX => Some(Level::Jax),
+        _ => None,
+    }
 }
 
 fn driver(event: &MemoryEvent) -> Result<EventKind, DecodeError> {

@@ -10,7 +10,7 @@ use tracer_common::wire::{
 
 use super::*;
 use crate::model::{
-    AllocatorTotals, CodeId, Device, DriverCall, EventKind, Phase, Pid, PoolFacts, StackId,
+    AllocatorTotals, CodeId, Device, DriverCall, EventKind, Phase, Pid, PoolFacts, PoolId, StackId,
     StackRef,
 };
 
@@ -59,8 +59,8 @@ fn string<const N: usize>(text: &str, width: usize) -> WireString<N> {
 #[test]
 fn an_event_of_pytorch_has_device_and_totals() {
     let facts = PoolFacts {
-        device: Device(1),
-        totals: AllocatorTotals { allocated: 1024, reserved: 2048 },
+        pool: PoolId::pytorch(Device(1)),
+        totals: Some(AllocatorTotals { allocated: 1024, reserved: 2048 }),
         requested: None,
     };
     let alloc = memory(&event());

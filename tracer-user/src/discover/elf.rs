@@ -3,8 +3,9 @@
 use std::{
     collections::HashMap,
     fs::{File, OpenOptions},
+    hash::{Hash as _, Hasher as _},
     io,
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -14,11 +15,13 @@ use object::{
     elf::{FileHeader64, PF_X, SHT_DYNSYM, SHT_SYMTAB},
     read::elf::{ElfFile, SectionHeader as _},
 };
+use rustc_hash::FxHasher;
 use thiserror::Error;
 
 use super::{
     maps::MappedFile,
-    symbols::{self, Pattern, Range, Symbol},
+    symbol_cache,
+    symbols::{self, Pattern, Range, Symbol, Table},
 };
 
 /// Why a file does not give what is asked of it.
@@ -53,11 +56,16 @@ struct Segment {
     executable: bool,
 }
 
-/// A symbol table and its names.
-#[derive(Clone, Copy, Debug)]
-struct Table {
-    symbols: Range,
-    strings: Range,
+/// For a file without a build id, as the linkers of some projects make them: its size, and a hash of its
+/// first page, which has the sizes of its segments.
+fn made_up_identity(file: &File) -> io::Result<Vec<u8>> {
+    let mut page = [0; 4096];
+    let size = file.metadata()?.len();
+    let length = size.min(page.len() as u64) as usize;
+    file.read_exact_at(&mut page[..length], 0)?;
+    let mut hasher = FxHasher::default();
+    page.hash(&mut hasher);
+    Ok([size.to_be_bytes(), hasher.finish().to_be_bytes()].concat())
 }
 
 /// The table of this kind, if the file has one.
@@ -98,8 +106,14 @@ pub struct Elf {
     segments: Vec<Segment>,
     symbols: HashMap<Pattern, Symbol>,
     sections: HashMap<String, u64>,
+    exported: Option<Table>,
     local: Option<Table>,
+    /// What tells its contents from others, if only likely.
+    identity: Vec<u8>,
 }
+
+/// Bytes of a symbol table from which on it is worth remembering what was found in it.
+const LARGE_TABLE: u64 = 4 << 20;
 
 impl Elf {
     /// Opens a file and looks up the exported symbols `names` and the addresses of its sections.
@@ -130,6 +144,10 @@ impl Elf {
             .sections()
             .filter_map(|section| Some((section.name().ok()?.to_owned(), section.address())))
             .collect();
+        let identity = match elf.build_id() {
+            Ok(Some(id)) => id.to_vec(),
+            _ => made_up_identity(&file).map_err(read)?,
+        };
         let tables = [SHT_DYNSYM, SHT_SYMTAB].map(|kind| table(&elf, kind));
         let mut elf = Self {
             path: path.to_owned(),
@@ -138,7 +156,9 @@ impl Elf {
             segments,
             symbols: HashMap::new(),
             sections,
+            exported: tables[0],
             local: tables[1],
+            identity,
         };
         let patterns: Vec<Pattern> = names.iter().copied().map(Pattern::Exact).collect();
         elf.symbols = elf.search(tables[0], &patterns)?;
@@ -151,7 +171,28 @@ impl Elf {
     ///
     /// [`ElfError::Read`] if the table cannot be read.
     pub fn local(&self, patterns: &[Pattern]) -> Result<HashMap<Pattern, Symbol>, ElfError> {
-        self.search(self.local, patterns)
+        let Some(table) = self.local else { return Ok(HashMap::new()) };
+        let read = |source| ElfError::Read { path: self.path.clone(), source };
+        let find = || symbols::find(&self.file, &table, patterns).map_err(read);
+        if table.symbols.size < LARGE_TABLE {
+            return find();
+        }
+        if let Some(found) = symbol_cache::load(&self.file, &self.identity, &table, patterns) {
+            return Ok(found);
+        }
+        let found = find()?;
+        symbol_cache::store(&self.identity, patterns, &found);
+        Ok(found)
+    }
+
+    /// The same, but first among the exported ones, which are fewer.
+    ///
+    /// # Errors
+    ///
+    /// [`ElfError::Read`] if a table cannot be read.
+    pub fn functions(&self, patterns: &[Pattern]) -> Result<HashMap<Pattern, Symbol>, ElfError> {
+        let exported = self.search(self.exported, patterns)?;
+        if exported.len() == patterns.len() { Ok(exported) } else { self.local(patterns) }
     }
 
     fn search(
@@ -160,10 +201,8 @@ impl Elf {
         patterns: &[Pattern],
     ) -> Result<HashMap<Pattern, Symbol>, ElfError> {
         match table {
-            Some(table) if !patterns.is_empty() => {
-                symbols::find(&self.file, table.symbols, table.strings, patterns)
-                    .map_err(|source| ElfError::Read { path: self.path.clone(), source })
-            }
+            Some(table) if !patterns.is_empty() => symbols::find(&self.file, &table, patterns)
+                .map_err(|source| ElfError::Read { path: self.path.clone(), source }),
             _ => Ok(HashMap::new()),
         }
     }

@@ -16,7 +16,7 @@ use super::{
     maps::{MappedFile, in_root},
     process::{PROC, command_line, environment},
 };
-use crate::model::Pid;
+use crate::model::{Level, Pid};
 
 /// What a library is to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +27,10 @@ pub enum LibraryKind {
     TorchC10,
     /// PyTorch's caching allocator.
     TorchCuda,
+    /// TensorFlow's framework, which has its BFC allocators.
+    Tensorflow,
+    /// JAX's plugin for CUDA, which has its own.
+    Jax,
     /// The dynamic loader.
     Loader,
 }
@@ -37,8 +41,21 @@ impl LibraryKind {
         match file_name {
             "libc10.so" => Some(Self::TorchC10),
             "libc10_cuda.so" => Some(Self::TorchCuda),
+            "xla_cuda_plugin.so" => Some(Self::Jax),
+            name if name.starts_with("libtensorflow_framework.so") => Some(Self::Tensorflow),
             name if name == "libcuda.so.1" || is_driver_file(name) => Some(Self::Driver),
             name if name.starts_with("ld-linux") || is_old_loader(name) => Some(Self::Loader),
+            _ => None,
+        }
+    }
+}
+
+impl LibraryKind {
+    /// The level of its pools, if they cannot tell what they had before attach.
+    pub const fn untold_pools(self) -> Option<Level> {
+        match self {
+            Self::Tensorflow => Some(Level::Tensorflow),
+            Self::Jax => Some(Level::Jax),
             _ => None,
         }
     }
@@ -88,7 +105,7 @@ pub fn mapped(files: &[MappedFile]) -> Vec<LibraryFile> {
         .collect()
 }
 
-/// The libraries that the process is going to load when it imports torch: those of every
+/// The libraries that the process is going to load when it imports a framework: those of every
 /// installation on its import path, and the system's driver. What is already in `known` is left out.
 pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Vec<LibraryFile> {
     let environment = Environment::of(pid);
@@ -108,6 +125,11 @@ pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Ve
         consider(LibraryKind::TorchC10, folder.join("torch/lib/libc10.so"));
         consider(LibraryKind::TorchCuda, folder.join("torch/lib/libc10_cuda.so"));
         consider(LibraryKind::Driver, folder.join("torch/lib/libcuda.so.1"));
+        consider(LibraryKind::Tensorflow, folder.join("tensorflow/libtensorflow_framework.so.2"));
+        for version in ["xla_cuda12", "xla_cuda13"] {
+            let plugin = folder.join("jax_plugins").join(version).join("xla_cuda_plugin.so");
+            consider(LibraryKind::Jax, plugin);
+        }
     }
     for folder in environment.folders("LD_LIBRARY_PATH").into_iter().chain(system_folders(pid)) {
         consider(LibraryKind::Driver, folder.join("libcuda.so.1"));
@@ -243,7 +265,9 @@ mod tests {
             ("ld-2.31.so", Some(LibraryKind::Loader)),
             ("libcudart.so.13", None),
             ("libc10_cuda.so", Some(LibraryKind::TorchCuda)),
-            ("libtensorflow_framework.so.2", None),
+            ("libtensorflow_framework.so.2", Some(LibraryKind::Tensorflow)),
+            ("libtensorflow_cc.so.2", None),
+            ("xla_cuda_plugin.so", Some(LibraryKind::Jax)),
         ] {
             assert_eq!(LibraryKind::of(name), kind, "{name}");
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tracer_common::wire::probe;
 
 use super::{
+    bfc,
     elf::Elf,
     entry::{ENTRY_BYTES, choose},
     library::{LibraryFile, LibraryKind},
@@ -68,6 +69,14 @@ pub struct Extras {
 const RECORD_TRACE: &str =
     "_ZN3c104cuda20CUDACachingAllocator6Native22DeviceCachingAllocator12record_trace";
 
+/// `tsl::BFCAllocator::AddTraceMe(string_view, const void*, int64_t, int64_t)`; the overload with two
+/// arguments ends in it.
+const BFC_ADD_TRACE_ME: &str =
+    "_ZN3tsl12BFCAllocator10AddTraceMeESt17basic_string_viewIcSt11char_traitsIcEEPKvll";
+
+/// `tsl::BFCAllocator::Name()`.
+const BFC_NAME: &str = "_ZN3tsl12BFCAllocator4NameB5cxx11Ev";
+
 /// Whether `record_trace` has an argument for the device, behind that for the stream.
 fn tells_device(mangled: &str) -> bool {
     mangled.contains("P11CUstream_sta")
@@ -107,7 +116,7 @@ fn functions(kind: LibraryKind, extras: Extras) -> Vec<(&'static str, Vec<Progra
             }
             hooks
         }
-        LibraryKind::TorchCuda => Vec::new(),
+        LibraryKind::TorchCuda | LibraryKind::Tensorflow | LibraryKind::Jax => Vec::new(),
         LibraryKind::Loader => vec![("_dl_debug_state", vec![Program::LibrariesChanged])],
     }
 }
@@ -132,16 +141,11 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
             None => plan.miss(name, "the library does not export it".into()),
         }
     }
-    if library.kind == LibraryKind::TorchCuda {
-        let pattern = Pattern::Prefix(RECORD_TRACE);
-        match elf.local(&[pattern]).map(|mut found| found.remove(&pattern)) {
-            Ok(Some(symbol)) => {
-                let program = Program::TorchTrace(tells_device(&symbol.name));
-                plan.add(&elf, &symbol.name, symbol.address, vec![program]);
-            }
-            Ok(None) => plan.miss(RECORD_TRACE, STRIPPED.into()),
-            Err(error) => plan.miss(RECORD_TRACE, error.to_string()),
-        }
+    match library.kind {
+        LibraryKind::TorchCuda => plan.add_record_trace(&elf),
+        LibraryKind::Tensorflow => plan.add_bfc(&elf, probe::BFC_TENSORFLOW),
+        LibraryKind::Jax => plan.add_bfc(&elf, probe::BFC_JAX),
+        _ => {}
     }
     (plan.sites, plan.gaps)
 }
@@ -165,6 +169,43 @@ impl Plan<'_> {
             attached: false,
             note: Some(why),
         });
+    }
+
+    fn add_record_trace(&mut self, elf: &Elf) {
+        let pattern = Pattern::Prefix(RECORD_TRACE);
+        match elf.local(&[pattern]).map(|mut found| found.remove(&pattern)) {
+            Ok(Some(symbol)) => {
+                let program = Program::TorchTrace(tells_device(&symbol.name));
+                self.add(elf, &symbol.name, symbol.address, vec![program]);
+            }
+            Ok(None) => self.miss(RECORD_TRACE, STRIPPED.into()),
+            Err(error) => self.miss(RECORD_TRACE, error.to_string()),
+        }
+    }
+
+    /// TensorFlow exports the functions of its BFC allocator, plugins of JAX keep them to themselves.
+    fn add_bfc(&mut self, elf: &Elf, probe: u8) {
+        let patterns = [BFC_ADD_TRACE_ME, BFC_NAME].map(Pattern::Exact);
+        let found = match elf.functions(&patterns) {
+            Ok(found) => found,
+            Err(error) => return self.miss(BFC_ADD_TRACE_ME, error.to_string()),
+        };
+        let Some(hook) = found.get(&patterns[0]) else {
+            let why = "no such symbol: this pool's blocks are not seen, only what it takes from the driver";
+            return self.miss(BFC_ADD_TRACE_ME, why.to_owned());
+        };
+        let name_offset = found
+            .get(&patterns[1])
+            .and_then(|name| elf.bytes(name.address, bfc::NAME_BYTES).ok())
+            .and_then(bfc::name_offset);
+        if name_offset.is_none() {
+            self.miss(
+                BFC_NAME,
+                "not understood: the devices of its pools are not known".to_owned(),
+            );
+        }
+        let program = Program::Bfc { probe, name_offset: name_offset.unwrap_or(0) };
+        self.add(elf, BFC_ADD_TRACE_ME, hook.address, vec![program]);
     }
 
     fn add(&mut self, elf: &Elf, symbol: &str, address: u64, programs: Vec<Program>) {

@@ -26,6 +26,8 @@ pub struct Symbol {
     pub address: u64,
     /// Bytes; 0 when the file does not say.
     pub size: u64,
+    /// Its place in the table.
+    pub index: u64,
 }
 
 /// What is looked for.
@@ -64,6 +66,15 @@ pub struct Range {
     pub size: u64,
 }
 
+/// A symbol table and its names.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// The symbols.
+    pub symbols: Range,
+    /// Their names.
+    pub strings: Range,
+}
+
 /// The first defined symbol for each pattern that has one.
 ///
 /// # Errors
@@ -71,32 +82,55 @@ pub struct Range {
 /// When the file cannot be read; a range that goes past its end is an error as well.
 pub fn find(
     file: &File,
-    symbols: Range,
-    strings: Range,
+    table: &Table,
     patterns: &[Pattern],
 ) -> io::Result<HashMap<Pattern, Symbol>> {
-    let names = places(file, strings, patterns)?;
+    let names = places(file, table.strings, patterns)?;
     let mut found = HashMap::new();
     if names.is_empty() {
         return Ok(found);
     }
     let chunk = CHUNK / SYMBOL_BYTES * SYMBOL_BYTES;
-    windows(file, symbols, chunk, 0, |_, bytes| {
-        for symbol in bytes.chunks_exact(SYMBOL_BYTES) {
-            let Some((pattern, name)) = names.get(&le_u32(&symbol[..4])) else { continue };
-            let section = u16::from_le_bytes([symbol[6], symbol[7]]);
-            let (address, size) = (le_u64(&symbol[8..16]), le_u64(&symbol[16..24]));
-            let is_code = symbol[4] & 0xf == STT_FUNC;
-            if section != SHN_UNDEF && (is_code || matches!(pattern, Pattern::Exact(_))) {
-                found.entry(*pattern).or_insert_with(|| Symbol {
-                    name: name.clone(),
-                    address,
-                    size,
-                });
+    windows(file, table.symbols, chunk, 0, |start, bytes| {
+        let first = start / SYMBOL_BYTES as u64;
+        for (index, entry) in (first..).zip(bytes.chunks_exact(SYMBOL_BYTES)) {
+            let Some((pattern, name)) = names.get(&le_u32(&entry[..4])) else { continue };
+            if let Some(symbol) = symbol(entry, index, *pattern, name) {
+                found.entry(*pattern).or_insert(symbol);
             }
         }
     })?;
     Ok(found)
+}
+
+/// The symbol at a place in the table, if it is there and fits the pattern: what [`find`] would say of
+/// it.
+pub fn at(file: &File, table: &Table, index: u64, pattern: Pattern) -> Option<Symbol> {
+    let place = index.checked_mul(SYMBOL_BYTES as u64).filter(|&at| at < table.symbols.size)?;
+    let mut entry = [0; SYMBOL_BYTES];
+    file.read_exact_at(&mut entry, table.symbols.offset.checked_add(place)?).ok()?;
+    let place = u64::from(le_u32(&entry[..4]));
+    let length = table.strings.size.checked_sub(place)?.min(MAX_NAME as u64) as usize;
+    let mut name = vec![0; length];
+    file.read_exact_at(&mut name, table.strings.offset.checked_add(place)?).ok()?;
+    let rest = name.strip_prefix(pattern.text().as_bytes())?;
+    if !pattern.allows(rest) {
+        return None;
+    }
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    symbol(&entry, index, pattern, &String::from_utf8_lossy(name))
+}
+
+/// An entry of the table, if it is defined and of the kind that the pattern wants.
+fn symbol(entry: &[u8], index: u64, pattern: Pattern, name: &str) -> Option<Symbol> {
+    let section = u16::from_le_bytes([entry[6], entry[7]]);
+    let is_code = entry[4] & 0xf == STT_FUNC;
+    (section != SHN_UNDEF && (is_code || matches!(pattern, Pattern::Exact(_)))).then(|| Symbol {
+        name: name.to_owned(),
+        address: le_u64(&entry[8..16]),
+        size: le_u64(&entry[16..24]),
+        index,
+    })
 }
 
 const SHN_UNDEF: u16 = 0;
@@ -164,7 +198,7 @@ mod tests {
     use super::*;
 
     /// A file of strings and then symbols, each a name, a section and an address.
-    fn table(names: &[(String, u16, u8)]) -> (File, Range, Range) {
+    fn table(names: &[(String, u16, u8)]) -> (File, Table) {
         let (mut strings, mut symbols) = (vec![0_u8], Vec::new());
         for (index, (name, section, kind)) in names.iter().enumerate() {
             let at = strings.len() as u32;
@@ -181,15 +215,15 @@ mod tests {
         let split = strings.len() as u64;
         let (symbols, strings) =
             (Range { offset: split, size: symbols.len() as u64 }, Range { offset: 0, size: split });
-        (file, symbols, strings)
+        (file, Table { symbols, strings })
     }
 
     #[test]
     fn a_name_across_two_windows_is_found() {
         for fill in CHUNK - 20..CHUNK + 4 {
             let names = [("f".repeat(fill), 1, STT_FUNC), ("wanted".to_owned(), 1, STT_FUNC)];
-            let (file, symbols, strings) = table(&names);
-            let found = find(&file, symbols, strings, &[Pattern::Exact("wanted")]).unwrap();
+            let (file, table) = table(&names);
+            let found = find(&file, &table, &[Pattern::Exact("wanted")]).unwrap();
             assert_eq!(found[&Pattern::Exact("wanted")].address, 0x1001);
         }
     }
@@ -199,9 +233,9 @@ mod tests {
         fn the_same_as_looking_at_every_symbol(
             names in proptest::collection::vec(("[ab.]{0,5}", 0_u16..2, 1_u8..3), 0..40),
         ) {
-            let (file, symbols, strings) = table(&names);
+            let (file, table) = table(&names);
             let patterns = [Pattern::Exact("ab"), Pattern::Prefix("aa"), Pattern::Exact("b")];
-            let found = find(&file, symbols, strings, &patterns).unwrap();
+            let found = find(&file, &table, &patterns).unwrap();
             for pattern in patterns {
                 let expected = names.iter().position(|(name, section, kind)| *section != 0 && match pattern {
                     Pattern::Exact(text) => name == text,
@@ -209,14 +243,22 @@ mod tests {
                 });
                 let address = found.get(&pattern).map(|symbol| symbol.address);
                 prop_assert_eq!(address, expected.map(|index| 0x1000 + index as u64));
+                for index in 0..names.len() as u64 + 1 {
+                    let again = at(&file, &table, index, pattern);
+                    if let Some(found) = found.get(&pattern).filter(|found| found.index == index) {
+                        prop_assert_eq!(again.as_ref(), Some(found));
+                    } else if let Some(other) = again {
+                        prop_assert!(other.name.starts_with(pattern.text()));
+                    }
+                }
             }
         }
     }
 
     #[test]
     fn a_table_that_ends_too_early_is_an_error() {
-        let (file, symbols, strings) = table(&[("a".to_owned(), 1, STT_FUNC)]);
-        let beyond = Range { size: symbols.size + 24, ..symbols };
-        assert!(find(&file, beyond, strings, &[Pattern::Exact("a")]).is_err());
+        let (file, mut table) = table(&[("a".to_owned(), 1, STT_FUNC)]);
+        table.symbols.size += 24;
+        assert!(find(&file, &table, &[Pattern::Exact("a")]).is_err());
     }
 }

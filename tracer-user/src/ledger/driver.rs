@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::virtual_memory::{Physical, Unmapped};
-use crate::model::{Device, StackIndex, Tid};
+use crate::model::{Device, PoolId, StackIndex, Tid};
 
 /// A piece of memory that the driver handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct Block {
 #[derive(Debug)]
 pub(super) enum Announced {
     /// Device memory; `owner` is the pool whose segment it was.
-    Block { address: u64, block: Block, owner: Option<Device> },
+    Block { address: u64, block: Block, owner: Option<PoolId> },
     /// Host memory.
     Pinned { address: u64, memory: Memory },
     /// A hold on a handle, and the memory that went with it.

@@ -11,8 +11,11 @@ mod contexts;
 mod driver;
 mod failure;
 mod pool;
+mod pool_name;
+mod pools;
 mod returned;
 mod sites;
+mod snapshot;
 mod virtual_memory;
 
 use std::collections::BTreeMap;
@@ -23,6 +26,7 @@ use tracer_common::calls::op;
 use self::{
     contexts::Contexts,
     driver::{Announced, Block, Driver, Memory},
+    pools::Pools,
     returned::Returned,
     virtual_memory::VirtualMemory,
 };
@@ -32,8 +36,7 @@ pub use self::{
     sites::{SiteKey, SiteTotals, Sites},
 };
 use crate::model::{
-    AllocatedReserved, AllocationEvent, Device, DeviceSnapshot, DriverCall, EventKind, Level,
-    Phase, PoolFacts, StackIndex,
+    AllocationEvent, Device, DriverCall, EventKind, Level, Phase, PoolFacts, PoolId, StackIndex,
 };
 
 /// The ledger of one process.
@@ -42,7 +45,7 @@ pub struct Ledger {
     contexts: Contexts,
     driver: Driver,
     memory: VirtualMemory,
-    pools: BTreeMap<Device, Pool>,
+    pools: Pools,
     sites: Sites,
     failures: Failures,
     accuracy: Accuracy,
@@ -74,6 +77,16 @@ impl Ledger {
     /// last release is known to destroy it.
     pub fn note_whole(&mut self) {
         self.contexts.note_whole();
+    }
+
+    /// The library of this level's pools was loaded before the trace began.
+    pub fn note_late(&mut self, level: Level) {
+        self.pools.note_late(level);
+    }
+
+    /// The name of a pool, which says whose memory it hands out.
+    pub fn define_pool(&mut self, id: PoolId, name: String) {
+        self.pools.define(id, name);
     }
 
     /// Takes an event, whose stack is `stack`.
@@ -126,24 +139,6 @@ impl Ledger {
     /// Memory of other processes that is open here: number of handles and pointers.
     pub fn imported(&self) -> u64 {
         self.imported
-    }
-
-    /// Every device by index; last, if there is any, driver memory whose device is not known.
-    pub fn devices(&self) -> Vec<DeviceSnapshot> {
-        let mut indices: Vec<Option<Device>> = self.pools.keys().copied().map(Some).collect();
-        indices.extend(self.driver_bytes.iter().filter(|(_, bytes)| **bytes > 0).map(|(d, _)| *d));
-        // None sorts first; it is to be last.
-        indices.sort_by_key(|index| (index.is_none(), *index));
-        indices.dedup();
-        indices.into_iter().map(|index| self.device(index)).collect()
-    }
-
-    fn device(&self, index: Option<Device>) -> DeviceSnapshot {
-        let traced = self.driver_bytes.get(&index).copied().unwrap_or(0);
-        match index.and_then(|device| self.pools.get(&device)) {
-            Some(pool) => pool.snapshot(index, traced),
-            None => Pool::default().snapshot(index, traced),
-        }
     }
 
     fn driver_event(
@@ -261,12 +256,8 @@ impl Ledger {
         let there = self.pools.values().map(|pool| pool.segment_bytes_in(address, size));
         let traced =
             there.fold(0, u64::saturating_add).saturating_add(self.returned.told(address, size));
-        let device = device.or_else(|| match self.pools.len() {
-            1 => self.pools.keys().next().copied(),
-            _ => None,
-        });
         // A pool that has not reported yet will say what it has then.
-        if let Some(pool) = device.and_then(|device| self.pools.get_mut(&device)) {
+        if let Some(pool) = self.pools.pytorch(device) {
             pool.free_segment_from_before(size.saturating_sub(traced));
         }
         self.note_segments_known();
@@ -312,7 +303,7 @@ impl Ledger {
         match self.driver.take_announced(event.tid) {
             Some(Announced::Block { address, block, owner }) if !self.driver.contains(address) => {
                 self.count_restore(&block.memory);
-                match owner.and_then(|device| self.pools.get_mut(&device)) {
+                match owner.and_then(|id| self.pools.get_mut(id)) {
                     Some(pool) => pool.add_segment(address, block.memory.size, Some(block)),
                     None => self.driver.insert(address, block),
                 }
@@ -333,8 +324,7 @@ impl Ledger {
                     self.count_restore(&physical.memory);
                 }
                 for (start, mapping) in &unmapped.mappings {
-                    if let Some(pool) = mapping.owner.and_then(|device| self.pools.get_mut(&device))
-                    {
+                    if let Some(pool) = mapping.owner.and_then(|id| self.pools.get_mut(id)) {
                         pool.add_segment(*start, mapping.size, None);
                     }
                 }
@@ -362,17 +352,15 @@ impl Ledger {
     }
 
     /// Removes a driver block from wherever it is: unclaimed, or a segment of a pool.
-    fn take_block(&mut self, address: u64) -> Option<(Block, Option<Device>)> {
+    fn take_block(&mut self, address: u64) -> Option<(Block, Option<PoolId>)> {
         if let Some(block) = self.driver.remove(address) {
             return Some((block, None));
         }
-        self.pools
-            .iter_mut()
-            .find_map(|(&device, pool)| Some((pool.remove_block(address)?, Some(device))))
+        self.pools.remove_block(address).map(|(block, id)| (block, Some(id)))
     }
 
-    fn remove_segment(&mut self, owner: Option<Device>, start: u64) {
-        if let Some(pool) = owner.and_then(|device| self.pools.get_mut(&device)) {
+    fn remove_segment(&mut self, owner: Option<PoolId>, start: u64) {
+        if let Some(pool) = owner.and_then(|id| self.pools.get_mut(id)) {
             pool.remove_segment(start);
         }
     }
@@ -383,8 +371,8 @@ impl Ledger {
         if !self.failures.settle(event.tid, true) {
             self.failures.add_pools_own(event, stack);
         }
-        if let Some(pool) = self.pools.get_mut(&facts.device) {
-            pool.reconcile(&facts.totals);
+        if let (Some(pool), Some(totals)) = (self.pools.get_mut(facts.pool), &facts.totals) {
+            pool.reconcile(totals);
         }
     }
 
@@ -409,11 +397,11 @@ impl Ledger {
         facts: &PoolFacts,
         alloc: Option<StackIndex>,
     ) {
-        let device = facts.device;
-        self.claim(event.address.0, event.size, device, event.time_ns);
-        let pool = self.pools.entry(device).or_default();
-        let key = |stack| SiteKey { level: Level::Pytorch, device: Some(device), stack };
-        pool.note_first(alloc.is_some(), event.size, &facts.totals);
+        self.claim(event.address.0, event.size, facts.pool, event.time_ns);
+        let pool = self.pools.entry(facts.pool);
+        let (level, device) = (facts.pool.level, pool.device);
+        let key = |stack| SiteKey { level, device, stack };
+        pool.note_first(alloc.is_some(), event.size, facts.totals.as_ref());
         match alloc {
             Some(stack) => {
                 let block = pool::Block { size: event.size, stack, requested: facts.requested };
@@ -431,7 +419,8 @@ impl Ledger {
                 }
             },
         }
-        if !pool.reconcile(&facts.totals) && !self.accuracy.lossy {
+        let agrees = facts.totals.as_ref().is_none_or(|totals| pool.reconcile(totals));
+        if !agrees && !self.accuracy.lossy {
             self.accuracy.mismatches += 1;
         }
         if !self.pools.values().any(Pool::reserved_is_upper_bound) {
@@ -439,27 +428,28 @@ impl Ledger {
         }
     }
 
-    /// Gives the pool of `device` the driver memory that its block lies in.
-    fn claim(&mut self, address: u64, size: u64, device: Device, time_ns: u64) {
+    /// Gives a pool the driver memory that its block lies in.
+    fn claim(&mut self, address: u64, size: u64, id: PoolId, time_ns: u64) {
+        let device = self.pools.entry(id).device;
         if let Some((start, mut block)) = self.driver.claim(address) {
             let memory = &mut block.memory;
-            if memory.device != Some(device) {
-                let to = Memory { device: Some(device), ..*memory };
+            if device.is_some() && memory.device != device {
+                let to = Memory { device, ..*memory };
                 self.sites.move_block(&site(memory), site(&to), memory.size, time_ns);
                 self.add_driver_bytes(memory.device, -i128::from(memory.size));
-                self.add_driver_bytes(Some(device), i128::from(memory.size));
+                self.add_driver_bytes(device, i128::from(memory.size));
                 *memory = to;
             }
             memory.pooled = true;
             self.sites.pool(&site(memory), memory.size, true);
             let size = memory.size;
-            self.pools.entry(device).or_default().add_segment(start, size, Some(block));
+            self.pools.entry(id).add_segment(start, size, Some(block));
         }
-        for (start, size, memory) in self.memory.claim(address, size, device) {
+        for (start, size, memory) in self.memory.claim(address, size, id) {
             if let Some(memory) = memory {
                 self.sites.pool(&site(&memory), memory.size, true);
             }
-            self.pools.entry(device).or_default().add_segment(start, size, None);
+            self.pools.entry(id).add_segment(start, size, None);
         }
     }
 
@@ -502,31 +492,6 @@ fn cpu(stack: StackIndex) -> SiteKey {
 
 fn pinned(stack: StackIndex) -> SiteKey {
     SiteKey { level: Level::Pinned, device: None, stack }
-}
-
-impl Pool {
-    /// The picture of it; `traced_driver_bytes` is what the driver handed out on its device.
-    fn snapshot(&self, index: Option<Device>, traced_driver_bytes: u64) -> DeviceSnapshot {
-        let (allocated, reserved) = (self.allocated(), self.reserved());
-        let reported = |bytes: u64| self.reported().is_some().then_some(bytes);
-        DeviceSnapshot {
-            index,
-            driver_bytes: self.driver_bytes(traced_driver_bytes),
-            reserved_bytes: reported(reserved),
-            reserved_is_upper_bound: self.reserved_is_upper_bound(),
-            untraced_reserved_bytes: self.untraced_reserved(),
-            allocated_bytes: reported(allocated),
-            cached_bytes: reported(reserved.saturating_sub(allocated)),
-            releasable_bytes: self.releasable(),
-            peak_allocated_bytes: reported(self.peak_allocated()),
-            before_attach: self.before(),
-            lost_bytes: self.lost_bytes(),
-            allocator_reported: self.reported().map(|totals| AllocatedReserved {
-                allocated_bytes: totals.allocated,
-                reserved_bytes: totals.reserved,
-            }),
-        }
-    }
 }
 
 #[cfg(test)]

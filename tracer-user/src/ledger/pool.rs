@@ -1,11 +1,11 @@
-//! One device of a caching allocator: its blocks, its segments, and its own totals.
+//! A pool: its blocks, its segments, and its own totals if it tells them.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::driver::Block as DriverBlock;
-use crate::model::{AllocatedReserved, AllocatorTotals, StackIndex};
+use crate::model::{AllocatedReserved, AllocatorTotals, Device, StackIndex};
 
 /// A block that the pool handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +26,16 @@ struct Segment {
     block: Option<DriverBlock>,
 }
 
-/// The pool of one device.
+/// A pool.
 #[derive(Debug, Default)]
 pub struct Pool {
+    /// As the framework named it.
+    pub(super) name: Option<String>,
+    /// Whose memory it hands out; `None`: the host's, or not known.
+    pub(super) device: Option<Device>,
+    /// It tells no totals, and may have had blocks before the trace began.
+    pub(super) is_late: bool,
+    seen: bool,
     blocks: FxHashMap<u64, Block>,
     live_bytes: u64,
     segments: BTreeMap<u64, Segment>,
@@ -43,14 +50,24 @@ pub struct Pool {
     reserved_is_upper_bound: bool,
     reported: Option<AllocatorTotals>,
     peak_allocated: u64,
+    /// Highest `live_bytes`.
+    peak_traced: u64,
 }
 
 impl Pool {
+    pub(super) fn new(device: Option<Device>, is_late: bool) -> Self {
+        Self { device, is_late, ..Self::default() }
+    }
+
     /// At the first event: whatever the totals hold beyond this event was there before.
-    pub(super) fn note_first(&mut self, is_alloc: bool, size: u64, totals: &AllocatorTotals) {
-        if self.reported.is_some() {
-            return;
-        }
+    pub(super) fn note_first(
+        &mut self,
+        is_alloc: bool,
+        size: u64,
+        totals: Option<&AllocatorTotals>,
+    ) {
+        self.seen = true;
+        let (None, Some(totals)) = (self.reported, totals) else { return };
         let allocated_bytes = if is_alloc {
             totals.allocated.saturating_sub(size)
         } else {
@@ -70,6 +87,7 @@ impl Pool {
             self.live_bytes = self.live_bytes.saturating_sub(stale.size);
         }
         self.live_bytes = self.live_bytes.saturating_add(block.size);
+        self.peak_traced = self.peak_traced.max(self.live_bytes);
         stale
     }
 
@@ -82,6 +100,9 @@ impl Pool {
     /// A block of `size` bytes was freed whose allocation was not seen; `false` if none can have
     /// been there.
     pub(super) fn free_unknown(&mut self, size: u64) -> bool {
+        if self.is_late {
+            return true;
+        }
         let signed = i64::try_from(size).unwrap_or(i64::MAX);
         if self.lost_bytes >= signed {
             self.lost_bytes -= signed;
@@ -182,7 +203,8 @@ impl Pool {
     /// Bytes in segments without a live block; `None` where a segment may hold blocks that were not
     /// traced.
     pub(super) fn releasable(&self) -> Option<u64> {
-        let all_traced = self.reported.is_some()
+        let all_traced = self.seen
+            && !self.is_late
             && self.before == AllocatedReserved::default()
             && self.lost_bytes == 0
             && self.untraced_reserved == 0;
@@ -200,10 +222,19 @@ impl Pool {
         Some(free.fold(0u64, |sum, (_, segment)| sum.saturating_add(segment.size)))
     }
 
-    /// What the driver handed out on this device: traced, from before attach, and by calls without a
-    /// probe.
-    pub(super) fn driver_bytes(&self, traced: u64) -> u64 {
-        signed_add(traced.saturating_add(self.before.reserved_bytes), self.untraced_reserved)
+    /// Whether an event of it has come.
+    pub(super) fn seen(&self) -> bool {
+        self.seen
+    }
+
+    /// Bytes in the live blocks that were traced, and how many these are.
+    pub(super) fn traced(&self) -> (u64, u64) {
+        (self.live_bytes, self.blocks.len() as u64)
+    }
+
+    /// Bytes of the segments that were traced.
+    pub(super) fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
     }
 
     pub(super) fn before(&self) -> AllocatedReserved {
@@ -227,7 +258,7 @@ impl Pool {
     }
 
     pub(super) fn peak_allocated(&self) -> u64 {
-        self.peak_allocated
+        if self.reported.is_some() { self.peak_allocated } else { self.peak_traced }
     }
 }
 
@@ -237,6 +268,6 @@ fn difference(a: u64, b: u64) -> i64 {
 }
 
 /// `a + b`, kept in range.
-fn signed_add(a: u64, b: i64) -> u64 {
+pub(super) fn signed_add(a: u64, b: i64) -> u64 {
     a.saturating_add_signed(b)
 }

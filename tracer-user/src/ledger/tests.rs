@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{AllocatorTotals, DeviceAddress, Pid, StackRef, Tid};
+use crate::model::{
+    AllocatedReserved, AllocatorTotals, DeviceAddress, DeviceSnapshot, Pid, StackRef, Tid,
+};
 
 const SEGMENT: u64 = 2 << 20;
 
@@ -210,11 +212,11 @@ impl Model {
         stack: Option<u32>,
     ) -> bool {
         let facts = PoolFacts {
-            device: Device(device),
-            totals: AllocatorTotals {
+            pool: PoolId::pytorch(Device(device)),
+            totals: Some(AllocatorTotals {
                 allocated: self.allocated(device),
                 reserved: self.reserved(device),
-            },
+            }),
             requested: stack.map(|_| size - 1),
         };
         let kind = match stack {
@@ -327,7 +329,10 @@ impl Model {
             assert_eq!(seen.lost_bytes, 0);
             let live = self.live(Some(Device(device)));
             let traced: u64 = live.values().sum();
-            assert_eq!(seen.before_attach.allocated_bytes + traced, self.allocated(device));
+            assert_eq!(
+                seen.before_attach.unwrap().allocated_bytes + traced,
+                self.allocated(device)
+            );
             if seen.reserved_is_upper_bound {
                 assert_eq!(self.tells, None, "known at once where the pool tells");
                 assert!(seen.reserved_bytes >= Some(self.reserved(device)));
@@ -401,7 +406,7 @@ proptest! {
         let reported = model.reported;
         for device in (0..2u8).filter(|&d| reported[usize::from(d)]) {
             let seen = model.device(device).unwrap();
-            prop_assert_eq!(seen.before_attach, AllocatedReserved::default());
+            prop_assert_eq!(seen.before_attach, Some(AllocatedReserved::default()));
             prop_assert_eq!(seen.driver_bytes, model.reserved(device));
             let before = model.reserved(device);
             model.run(&Step::EmptyCache { device, thread: 0 });
@@ -436,7 +441,7 @@ proptest! {
         for device in model.ledger.devices() {
             let Some(allocated) = device.allocated_bytes else { continue };
             let live: u64 = model.live(device.index).values().sum();
-            let parts = i128::from(device.before_attach.allocated_bytes)
+            let parts = i128::from(device.before_attach.unwrap().allocated_bytes)
                 + i128::from(live)
                 + i128::from(device.lost_bytes);
             prop_assert_eq!(parts, i128::from(allocated));
@@ -456,8 +461,8 @@ proptest! {
         let mut model = Model::new(Vec::new());
         for (call, phase, small, size, allocated, reserved, device) in events {
             let facts = PoolFacts {
-                device: Device(device),
-                totals: AllocatorTotals { allocated, reserved },
+                pool: PoolId::pytorch(Device(device)),
+                totals: Some(AllocatorTotals { allocated, reserved }),
                 requested: Some(size),
             };
             let kind = match DriverCall::new(call) {
@@ -610,4 +615,69 @@ fn page_locked_memory_is_no_device_memory() {
     model.call(0, "cuMemHostUnregister", Phase::Begun, 0x9000, 0, 0, 0);
     model.call(0, "cuMemHostUnregister", Phase::Failed(1), 0x9000, 0, 0, 0);
     assert_eq!(model.ledger.pinned_bytes(), 50);
+}
+
+/// An event of a BFC allocator: a block of `size` bytes.
+fn bfc(model: &mut Model, instance: u64, address: u64, size: u64, stack: Option<u32>) {
+    let pool = PoolId { level: Level::Tensorflow, instance };
+    let facts = PoolFacts { pool, totals: None, requested: Some(size) };
+    let kind = match stack {
+        Some(_) => EventKind::PoolAlloc(facts),
+        None => EventKind::PoolFree(facts),
+    };
+    let event = model.event(0, kind, address, size);
+    model.deliver(event, stack.unwrap_or(0));
+}
+
+#[test]
+fn a_device_is_the_sum_of_its_pools() {
+    let mut model = attached();
+    let name = |model: &mut Model, instance, name: &str| {
+        let pool = PoolId { level: Level::Tensorflow, instance };
+        model.ledger.define_pool(pool, name.to_owned());
+    };
+    name(&mut model, 0xa, "GPU_0_bfc");
+    name(&mut model, 0xb, "GPU_collectivememory_0_bfc");
+    name(&mut model, 0xc, "bfc_cpu_allocator_for_gpu");
+    model.driver_alloc(0, 0x10_0000, 1000, 1);
+    model.driver_alloc(0, 0x20_0000, 500, 1);
+    bfc(&mut model, 0xa, 0x10_0000, 100, Some(2));
+    bfc(&mut model, 0xa, 0x10_0100, 200, Some(2));
+    bfc(&mut model, 0xb, 0x20_0000, 50, Some(3));
+    bfc(&mut model, 0xc, 0x7000, 7, Some(4));
+    bfc(&mut model, 0xa, 0x10_0000, 100, None);
+    model.driver_alloc(0, 0x50_0000, SEGMENT, 5);
+    let facts = PoolFacts {
+        pool: PoolId::pytorch(Device(0)),
+        totals: Some(AllocatorTotals { allocated: 512, reserved: SEGMENT }),
+        requested: None,
+    };
+    let event = model.event(0, EventKind::PoolAlloc(facts), 0x50_0000, 512);
+    model.deliver(event, 5);
+    let device = model.device(0).unwrap();
+    let reserved = 1500 + SEGMENT;
+    assert_eq!((device.allocated_bytes, device.reserved_bytes), (Some(762), Some(reserved)));
+    assert_eq!(device.driver_bytes, reserved);
+    let pools = model.ledger.pools();
+    let names: Vec<_> = pools.iter().map(|pool| pool.name.as_deref()).collect();
+    let [pytorch, host, first, second] = names[..] else { panic!("{names:?}") };
+    assert_eq!((pytorch, host), (None, Some("bfc_cpu_allocator_for_gpu")));
+    assert_eq!((first, second), (Some("GPU_0_bfc"), Some("GPU_collectivememory_0_bfc")));
+    assert_eq!((pools[1].allocated_bytes, pools[1].reserved_bytes), (Some(7), None));
+    assert_eq!((pools[2].allocated_bytes, pools[2].peak_allocated_bytes), (Some(200), Some(300)));
+    assert_eq!(model.ledger.accuracy(), Accuracy::default());
+}
+
+#[test]
+fn what_a_late_pool_had_before_is_not_known() {
+    let mut model = attached();
+    model.ledger.note_late(Level::Tensorflow);
+    let pool = PoolId { level: Level::Tensorflow, instance: 0xa };
+    model.ledger.define_pool(pool, "GPU_1_bfc".to_owned());
+    bfc(&mut model, 0xa, 0x1000, 100, Some(2));
+    bfc(&mut model, 0xa, 0x9000, 4000, None);
+    let device = model.device(1).unwrap();
+    assert_eq!((device.allocated_bytes, device.before_attach), (None, None));
+    assert_eq!(model.ledger.pools()[0].traced_bytes, 100);
+    assert_eq!(model.ledger.accuracy(), Accuracy::default(), "a block from before may go");
 }

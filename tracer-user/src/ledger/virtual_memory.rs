@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::driver::Memory;
-use crate::model::Device;
+use crate::model::PoolId;
 
 /// A piece of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) struct Mapping {
     /// Bytes.
     pub size: u64,
     /// The pool that has blocks there.
-    pub owner: Option<Device>,
+    pub owner: Option<PoolId>,
     /// Its memory; `None` for another process's, or from before attach.
     physical: Option<u64>,
 }
@@ -97,7 +97,7 @@ impl VirtualMemory {
 
     /// Maps memory; returns the mapping that was at the address before, whose end was not seen: its
     /// start and owner.
-    pub fn map(&mut self, address: u64, size: u64, handle: u64) -> Option<(u64, Option<Device>)> {
+    pub fn map(&mut self, address: u64, size: u64, handle: u64) -> Option<(u64, Option<PoolId>)> {
         let stale = self.take(address).map(|mapping| (address, mapping.owner));
         let physical = self.handles.get(&handle).copied();
         if let Some(memory) = physical.and_then(|id| self.physical.get_mut(&id)) {
@@ -139,7 +139,7 @@ impl VirtualMemory {
         &mut self,
         address: u64,
         size: u64,
-        device: Device,
+        pool: PoolId,
     ) -> Vec<(u64, u64, Option<Memory>)> {
         if self.unowned == 0 {
             return Vec::new();
@@ -151,7 +151,7 @@ impl VirtualMemory {
         for (&start, mapping) in self.mappings.range_mut(first..end) {
             let reaches = start.saturating_add(mapping.size) > address;
             if mapping.owner.is_none() && reaches {
-                mapping.owner = Some(device);
+                mapping.owner = Some(pool);
                 let memory = mapping
                     .physical
                     .and_then(|id| self.physical.get_mut(&id))

@@ -2,7 +2,7 @@
 
 use tracer_common::calls::{CALLS, when};
 
-use super::ids::{Device, DeviceAddress, Pid, StackId, Tid};
+use super::ids::{Device, DeviceAddress, Pid, PoolId, StackId, Tid};
 
 /// An entry point of the CUDA driver: its place in [`CALLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,10 +87,10 @@ pub enum EventKind {
 /// What a pool says along with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolFacts {
-    /// The device.
-    pub device: Device,
-    /// Its totals for this device after the event.
-    pub totals: AllocatorTotals,
+    /// Which pool.
+    pub pool: PoolId,
+    /// Its totals after the event, if it tells them.
+    pub totals: Option<AllocatorTotals>,
     /// Bytes that were asked for, if known: a block is the request rounded up.
     pub requested: Option<u64>,
 }

@@ -52,6 +52,10 @@ pub enum Level {
     Driver,
     /// PyTorch's caching allocator.
     Pytorch,
+    /// TensorFlow's BFC allocators.
+    Tensorflow,
+    /// JAX's BFC allocators.
+    Jax,
 }
 
 impl Level {
@@ -62,7 +66,31 @@ impl Level {
             Self::Pinned => "pinned",
             Self::Driver => "driver",
             Self::Pytorch => "pytorch",
+            Self::Tensorflow => "tensorflow",
+            Self::Jax => "jax",
         }
+    }
+}
+
+/// A pool of a process: one allocator of a framework, for one device or for host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId {
+    /// The level of its blocks, one of a pool.
+    pub level: Level,
+    /// PyTorch: the index of the device. Others: the address of the allocator.
+    pub instance: u64,
+}
+
+impl PoolId {
+    /// PyTorch's pool of a device.
+    pub const fn pytorch(device: Device) -> Self {
+        Self { level: Level::Pytorch, instance: device.0 as u64 }
+    }
+
+    /// The device, if the id tells it.
+    pub fn device(self) -> Option<Device> {
+        let index = (self.level == Level::Pytorch).then_some(self.instance)?;
+        u8::try_from(index).ok().map(Device)
     }
 }
 

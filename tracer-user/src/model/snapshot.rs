@@ -108,6 +108,8 @@ pub struct ProcessSnapshot {
     pub exit: Option<String>,
     /// By index; the one without index holds driver memory whose device is not known.
     pub devices: Vec<DeviceSnapshot>,
+    /// Pools, of which a device's totals are the sums.
+    pub pools: Vec<PoolSnapshot>,
     /// Host memory.
     pub host: HostSnapshot,
     /// Call sites, most live bytes first.
@@ -152,13 +154,42 @@ pub struct DeviceSnapshot {
     pub releasable_bytes: Option<u64>,
     /// Highest `allocated_bytes` seen.
     pub peak_allocated_bytes: Option<u64>,
-    /// What already existed when the tracer attached, and still does.
-    pub before_attach: AllocatedReserved,
+    /// What already existed when the tracer attached, and still does; `null` where a pool cannot tell
+    /// (then neither is the sum known).
+    pub before_attach: Option<AllocatedReserved>,
     /// Bytes that cannot be given to a site because records were dropped; negative when frees were
     /// dropped.
     pub lost_bytes: i64,
     /// The allocator's own totals at its last event; `null` before the first.
     pub allocator_reported: Option<AllocatedReserved>,
+}
+
+/// One pool of one process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolSnapshot {
+    /// The level of its blocks.
+    pub level: Level,
+    /// As the framework named it; `null` where pools have no names.
+    pub name: Option<String>,
+    /// Whose memory it hands out; `null`: the host's.
+    pub device: Option<Device>,
+    /// Bytes in live blocks; `null` where it may have had some before the tracer attached and does not
+    /// tell.
+    pub allocated_bytes: Option<u64>,
+    /// Bytes in its segments; `null` where that is not known, as in host memory.
+    pub reserved_bytes: Option<u64>,
+    /// Free bytes inside segments.
+    pub cached_bytes: Option<u64>,
+    /// Highest `allocated_bytes` seen.
+    pub peak_allocated_bytes: Option<u64>,
+    /// Bytes in the live blocks that were allocated since attach.
+    pub traced_bytes: u64,
+    /// How many these are.
+    pub traced_blocks: u64,
+    /// Bytes of driver memory allocated since attach that it cuts its blocks out of.
+    pub traced_segment_bytes: u64,
+    /// Whether only the end of the process returns its reserve.
+    pub keeps_reserve: bool,
 }
 
 /// Host memory of one process.

@@ -49,7 +49,7 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
             }
         }
         for device in &process.devices {
-            let before = device.before_attach.allocated_bytes;
+            let before = device.before_attach.unwrap_or_default().allocated_bytes;
             add(vec![root.clone(), label::device(device.index), BEFORE_ATTACH.to_owned()], before);
         }
     }
@@ -59,20 +59,24 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
 /// The sites that hold device memory of their own: those of pools, and those of the driver as far as
 /// no pool has it. Host memory is another kind.
 pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> {
-    process.sites.iter().filter(|site| !is_host(site.level) && site.own_bytes() > 0)
+    process.sites.iter().filter(|site| !is_host(site) && site.own_bytes() > 0)
 }
 
 /// Whether this level is a pool's, which cuts its blocks out of the driver's.
 pub(super) fn is_pool(level: Level) -> bool {
     match level {
-        Level::Pytorch => true,
+        Level::Pytorch | Level::Tensorflow | Level::Jax => true,
         Level::Driver | Level::Pinned | Level::Cpu => false,
     }
 }
 
-/// Whether this level is host memory.
-pub(super) fn is_host(level: Level) -> bool {
-    matches!(level, Level::Pinned | Level::Cpu)
+/// Whether a site holds host memory.
+pub(super) fn is_host(site: &Site) -> bool {
+    match site.level {
+        Level::Pinned | Level::Cpu => true,
+        Level::Tensorflow | Level::Jax => site.device.is_none(),
+        Level::Driver | Level::Pytorch => false,
+    }
 }
 
 /// The stack of what was there when the tracer came.
@@ -94,6 +98,8 @@ pub(super) fn place(site: &Site) -> String {
         Level::Cpu => "tensors in host memory".to_owned(),
         Level::Driver => format!("driver, no pool, {device}"),
         Level::Pytorch => device,
+        level if site.device.is_none() => format!("{level}'s pool in host memory"),
+        level => format!("{level}, {device}"),
     }
 }
 

@@ -53,7 +53,7 @@ fn device() -> DeviceSnapshot {
         cached_bytes: Some(322_122_548),
         releasable_bytes: Some(209_715_200),
         peak_allocated_bytes: Some(1_400_000_000),
-        before_attach: AllocatedReserved::default(),
+        before_attach: Some(AllocatedReserved::default()),
         lost_bytes: 0,
         allocator_reported: Some(AllocatedReserved {
             allocated_bytes: 1_288_490_188,
@@ -82,6 +82,7 @@ fn process() -> ProcessSnapshot {
         state: ProcessState::Running,
         exit: None,
         devices: vec![device()],
+        pools: Vec::new(),
         host: HostSnapshot::default(),
         sites: vec![
             site(
@@ -157,7 +158,7 @@ fn troubled() -> Snapshot {
     process.exit = Some("signal 9".to_owned());
     process.container = Some("0123456789abcdef".repeat(4));
     process.devices[0].before_attach =
-        AllocatedReserved { allocated_bytes: 12 << 20, reserved_bytes: 20 << 20 };
+        Some(AllocatedReserved { allocated_bytes: 12 << 20, reserved_bytes: 20 << 20 });
     process.devices[0].lost_bytes = -(5 << 20);
     process.devices[0].reserved_is_upper_bound = true;
     process.devices[0].untraced_reserved_bytes = 40 << 20;

@@ -42,7 +42,7 @@ pub(super) fn write(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Re
     if let Some(releasable) = device.releasable_bytes.filter(|&bytes| bytes > 0) {
         writeln!(out, "    torch.cuda.empty_cache() would return {}", size(releasable))?;
     }
-    let before = &device.before_attach;
+    let before = device.before_attach.unwrap_or_default();
     if before.allocated_bytes > 0 || before.reserved_bytes > 0 {
         writeln!(
             out,

@@ -7,7 +7,7 @@ use crate::{
     model::{Frame, Level, Site},
     report::{
         Options,
-        folded::{is_host, is_pool},
+        folded::is_host,
         label::{self, FileNames, sum},
         user_frame::{is_user, user_frame},
     },
@@ -56,8 +56,8 @@ pub(super) fn by_line<'a>(sites: impl Iterator<Item = &'a Site>) -> Vec<Line<'a>
 fn words(site: &Site) -> Vec<String> {
     let mut words = place(&site.frames, site.frames_note.as_deref());
     match site.level {
-        level if is_pool(level) => words.push(format!("[{}]", label::device(site.device))),
-        level if is_host(level) => {}
+        _ if is_host(site) => {}
+        Level::Pytorch => words.push(format!("[{}]", label::device(site.device))),
         level => words.push(format!("[{level}, {}]", label::device(site.device))),
     }
     words

@@ -5,13 +5,14 @@ mod device;
 mod failures;
 mod fit;
 mod lines;
+mod pool;
 
 use std::io;
 
 use self::fit::{Paragraph, cut};
 use super::{
     Options,
-    folded::{holders, is_pool},
+    folded::{holders, is_host, is_pool},
     label::{self, FileNames},
     sanitize,
 };
@@ -76,10 +77,16 @@ fn write_process(
     for device in &process.devices {
         device::write(device, out)?;
     }
+    for pool in process.pools.iter().filter(|pool| pool.keeps_reserve) {
+        pool::write(pool, out)?;
+    }
     write_holders(process, options, exact, names, out)?;
-    for (level, title) in
-        [(Level::Pinned, "page-locked host memory"), (Level::Cpu, "tensors in host memory")]
-    {
+    for (level, title) in [
+        (Level::Pinned, "page-locked host memory"),
+        (Level::Cpu, "tensors in host memory"),
+        (Level::Tensorflow, "TensorFlow's pools in host memory"),
+        (Level::Jax, "JAX's pools in host memory"),
+    ] {
         write_host(process, level, title, options, names, out)?;
     }
     failures::write(&process.failures, out)
@@ -125,7 +132,10 @@ fn write_host(
     names: &FileNames<'_>,
     out: &mut impl io::Write,
 ) -> io::Result<()> {
-    let sites = process.sites.iter().filter(|site| site.level == level && site.live_bytes > 0);
+    let sites = process
+        .sites
+        .iter()
+        .filter(|site| site.level == level && is_host(site) && site.live_bytes > 0);
     let lines = lines::by_line(sites);
     if lines.is_empty() {
         return Ok(());
