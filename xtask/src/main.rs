@@ -5,6 +5,7 @@ mod command;
 mod cuda_sim;
 mod demo;
 mod ebpf;
+mod frameworks;
 mod kernels;
 mod layers;
 mod sandbox;

@@ -121,7 +121,7 @@ fn check_disk(workspace: &Workspace) -> Result<()> {
 }
 
 /// Whether the interpreter has exactly the pinned packages.
-fn is_installed(interpreter: &Path, requirements: &Path) -> bool {
+pub fn is_installed(interpreter: &Path, requirements: &Path) -> bool {
     let script = "
 import importlib.metadata, sys
 for line in open(sys.argv[1]):
@@ -135,7 +135,16 @@ for line in open(sys.argv[1]):
 }
 
 /// A fresh environment, from wheels that are downloaded once into the user's cache.
-fn install(workspace: &Workspace, host: &Path, sandbox: &Path, requirements: &Path) -> Result<()> {
+///
+/// # Errors
+///
+/// When a package is neither there nor to be downloaded.
+pub fn install(
+    workspace: &Workspace,
+    host: &Path,
+    sandbox: &Path,
+    requirements: &Path,
+) -> Result<()> {
     if sandbox.exists() {
         fs::remove_dir_all(sandbox)?;
     }
@@ -157,7 +166,8 @@ fn install(workspace: &Workspace, host: &Path, sandbox: &Path, requirements: &Pa
     run(&mut from_cache())
 }
 
-fn pip(interpreter: &Path, verb: &str) -> Command {
+/// A call of pip that takes wheels only, and no packages that were not asked for.
+pub fn pip(interpreter: &Path, verb: &str) -> Command {
     let mut command = Command::new(interpreter);
     command
         .args(["-m", "pip", "--disable-pip-version-check", verb, "--quiet", "--no-deps"])

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::{
     command::{output, run},
-    sandbox,
+    frameworks, sandbox,
     workspace::Workspace,
 };
 
@@ -27,12 +27,14 @@ pub fn all(workspace: &Workspace) -> Result<()> {
         return Ok(());
     }
     let python = sandbox::ensure(workspace)?;
+    let frameworks = frameworks::variables(workspace, &python)?;
     let program = program(workspace)?;
     run(cargo(workspace)
         .args(["test", "--quiet", "--package", "cudatrace-tests", "--"])
         // One trace at a time: tests measure what the kernel has loaded.
         .arg("--test-threads=1")
         .env("CUDATRACE_SANDBOX_PYTHON", python)
+        .envs(frameworks)
         .env("CUDATRACE_BIN", program))?;
     println!("skipped ring 5 (a GPU): no result here is from a real driver");
     Ok(())
