@@ -71,7 +71,7 @@ pub fn run(workspace: &Workspace, refresh: bool, suites: &[String]) -> Result<()
         let console = folder.join("console.log");
         eprintln!("booting {} (console: {})", package.release, console.display());
         let begin = Instant::now();
-        let result = boot::boot(&tools, &package.image, &image, &console)
+        let result = boot::boot_patiently(&tools, &package.image, &image, &console)
             .and_then(|()| check::check(&console));
         let seconds = begin.elapsed().as_secs_f64();
         if let Err(error) = &result {
