@@ -60,12 +60,16 @@ pub mod phase {
 
 /// What happened to a process (`detail` of a [`ProcessRecord`]).
 pub mod process_kind {
-    /// The thread group leader exited.
+    /// Its last thread exited; `value` is its wait status. The kernel half has forgotten it.
     pub const EXIT: u16 = 1;
-    /// The process replaced its program (`execve`): every mapping and allocation is gone.
+    /// The process replaced its program (`execve`): every mapping and allocation is gone. The kernel
+    /// half has forgotten it, or what it knew of the program if the process is followed.
     pub const EXEC: u16 = 2;
     /// The dynamic loader changed the set of loaded libraries (`_dl_debug_state`).
     pub const LIBRARIES_CHANGED: u16 = 3;
+    /// A followed process made a child, which is traced from its first instruction: `value` is its
+    /// pid.
+    pub const FORK: u16 = 4;
 }
 
 /// Bits of [`MemoryEvent::flags`] and [`StackRecord::flags`].
@@ -270,6 +274,8 @@ pub struct ProcessRecord {
     pub header: RecordHeader,
     /// Time of the event.
     pub time_ns: u64,
+    /// By [`process_kind`]; 0 where unused.
+    pub value: u64,
 }
 
 /// A code object that was defined has been freed: its id is not used by any later stack.
@@ -294,6 +300,6 @@ plain_data! {
     StackFrame = 24,
     StackRecord = 24 + 24 * MAX_FRAMES,
     LossRecord = 24,
-    ProcessRecord = 16,
+    ProcessRecord = 24,
     CodeFreedRecord = 16,
 }

@@ -19,9 +19,8 @@ use tracer_common::{
 };
 
 use crate::{
-    atomic,
     emit::{self, Class},
-    maps::{CODES, CodeKey, LAST_CODE, STACKS},
+    maps::{self, CODES, CodeKey, STACKS},
     memory::{CurrentProcess, thread_pointer},
     scratch::{self, Scratch},
     target::Target,
@@ -63,7 +62,7 @@ fn take_with(tgid: u32, config: &ProcessConfig, tstate: u64, scratch: &mut Scrat
     // SAFETY: the generation changes under us at most once per freed code object; any value read
     // is one that was current during this hit.
     let generation = unsafe { core::ptr::read_volatile(&raw const config.generation) };
-    scratch.walk.reset(mix(u64::from(tgid), generation));
+    scratch.walk.reset(mix(config.life, generation));
     walk(&config.layout, tstate, &mut scratch.walk, &CurrentProcess);
 
     let flags = scratch.walk.flags as u8;
@@ -142,7 +141,7 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
         return false;
     }
     let raw = scratch.walk.frames[frame];
-    let key = CodeKey { address: raw.code, tgid: u64::from(tgid) };
+    let key = CodeKey { address: raw.code, life: config.life };
     let code = if scratch.cursor.code == 0 {
         if let Some(known) = CODES.get_ptr(key) {
             // SAFETY: a map value.
@@ -150,9 +149,7 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
             finish(frame, known, config, scratch);
             return true;
         }
-        let Some(last) = LAST_CODE.get_ptr_mut(0) else { return false };
-        // SAFETY: a map value, only touched atomically.
-        let code = unsafe { atomic::fetch_add(last, 1) } + 1;
+        let Some(code) = maps::next_id() else { return false };
         scratch.cursor.table =
             describe(&config.layout, raw.code, &mut scratch.code, &CurrentProcess);
         scratch.cursor.sent = 0;
