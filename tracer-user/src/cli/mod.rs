@@ -75,6 +75,7 @@ fn exit_code(error: &Error) -> u8 {
             Some(SessionError::Lock(LockError::Held { .. } | LockError::Io { .. })) => {
                 return code::FAILED;
             }
+            Some(SessionError::CannotFollow(_)) => return code::MISSING,
             Some(SessionError::NoProbe { .. }) => return code::FAILED,
             Some(_) => return code::NOTHING,
             None => {}

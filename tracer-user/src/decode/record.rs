@@ -67,12 +67,20 @@ pub enum Record {
 /// What happened to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessChange {
-    /// Its first thread exited.
-    Exit,
+    /// Its last thread exited.
+    Exit {
+        /// Its wait status.
+        status: u32,
+    },
     /// It replaced its program.
     Exec,
     /// The dynamic loader added or removed libraries.
     LibrariesChanged,
+    /// It made a child, which is traced.
+    Fork {
+        /// The child.
+        child: Pid,
+    },
 }
 
 /// A code object's names.
@@ -159,9 +167,10 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         tag::PROCESS => {
             let record: ProcessRecord = read(bytes, tag::PROCESS)?;
             let change = match record.header.detail {
-                process_kind::EXIT => ProcessChange::Exit,
+                process_kind::EXIT => ProcessChange::Exit { status: record.value as u32 },
                 process_kind::EXEC => ProcessChange::Exec,
                 process_kind::LIBRARIES_CHANGED => ProcessChange::LibrariesChanged,
+                process_kind::FORK => ProcessChange::Fork { child: Pid(record.value as u32) },
                 value => return Err(DecodeError::Unknown { what: "process change", value }),
             };
             Record::Process { pid, time_ns: record.time_ns, change }

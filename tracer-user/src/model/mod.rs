@@ -9,6 +9,6 @@ pub use event::{
 };
 pub use ids::{CodeId, Device, DeviceAddress, Level, Pid, StackId, StackIndex, Tid};
 pub use snapshot::{
-    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,
-    ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict,
+    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
+    HostSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict, ending,
 };
