@@ -4,11 +4,14 @@
 //! descriptor, and with that the kernel removes every probe; so does the death of the tracer.
 
 mod error;
+mod multi;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     error::Error,
+    iter,
     num::NonZeroU32,
+    os::fd::OwnedFd,
     panic::resume_unwind,
     path::{Path, PathBuf},
     thread,
@@ -28,6 +31,7 @@ use tracer_common::{
 };
 
 pub use self::error::{AttachError, LoadError};
+use self::multi::MultiPrograms;
 use crate::{
     model::{DriverCall, Pid},
     sys::btf::{self, BtfError, TaskOffsets},
@@ -124,7 +128,9 @@ impl Default for LoadOptions {
 /// The loaded kernel half.
 pub struct Kernel {
     ebpf: Ebpf,
-    links: Vec<UProbeLink>,
+    links: Vec<Link>,
+    /// Unless the kernel is too old for them.
+    multi: Option<MultiPrograms>,
     events: RingBuf<MapData>,
     processes: HashMap<MapData, u32, [u8; CONFIG_SIZE]>,
     counters: PerCpuArray<MapData, [u8; COUNTERS_SIZE]>,
@@ -171,6 +177,13 @@ impl Kernel {
             .map_err(LoadError::from_aya)?;
         let log = if options.log { aya_log::EbpfLogger::init(&mut ebpf).ok() } else { None };
 
+        let multi = match MultiPrograms::load(OBJECT, &ebpf, &UPROBES) {
+            Ok(programs) => Some(programs),
+            Err(error) => {
+                tracing::debug!("each probe is attached by itself: {error}");
+                None
+            }
+        };
         let mut take = |name: &'static str| ebpf.take_map(name).ok_or(LoadError::Object(name));
         let events = RingBuf::try_from(take("EVENTS")?).map_err(LoadError::map)?;
         let processes = HashMap::try_from(take("PROCESSES")?).map_err(LoadError::map)?;
@@ -180,6 +193,7 @@ impl Kernel {
         let mut kernel = Self {
             ebpf,
             links: Vec::new(),
+            multi,
             events,
             processes,
             counters,
@@ -189,7 +203,8 @@ impl Kernel {
             log,
             offsets,
         };
-        for name in UPROBES {
+        let single = if kernel.multi.is_none() { UPROBES.as_slice() } else { &[] };
+        for &name in single {
             kernel.uprobe(name)?.load().map_err(|e| LoadError::program(name, e))?;
         }
         for (name, tracepoint) in TRACEPOINTS {
@@ -219,6 +234,13 @@ impl Kernel {
     /// Attaches programs to places in files, for one process or for all, and says of each how it went.
     /// A file need not be mapped yet: the probe is there from its first mapping on.
     pub fn attach(&mut self, places: &[Place], scope: Scope) -> Vec<Result<(), AttachError>> {
+        if let Some(multi) = &self.multi {
+            let results = attach_many(multi, places, scope);
+            return results
+                .into_iter()
+                .map(|result| result.map(|link| self.links.extend(link.map(Link::Many))))
+                .collect();
+        }
         let scope = match scope {
             Scope::AllProcesses => UProbeScope::AllProcesses,
             Scope::Process(pid) => match NonZeroU32::new(pid.0) {
@@ -229,7 +251,10 @@ impl Kernel {
         let prepared: Vec<_> = places.iter().map(|place| (place, self.handle(place))).collect();
         // The kernel waits for a grace period at each; threads wait for the same one.
         let results = in_parallel(prepared, |(place, handle)| attach_one(place, handle?, scope));
-        results.into_iter().map(|result| result.map(|link| self.links.push(link))).collect()
+        results
+            .into_iter()
+            .map(|result| result.map(|link| self.links.push(Link::One(link))))
+            .collect()
     }
 
     /// Another handle to a loaded program, so that several threads can attach it.
@@ -359,6 +384,13 @@ impl Drop for Kernel {
     }
 }
 
+/// What keeps probes in place; they go when this is dropped.
+#[expect(dead_code, reason = "held to be dropped")]
+enum Link {
+    One(UProbeLink),
+    Many(OwnedFd),
+}
+
 /// Whose hits of a probe run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
@@ -398,6 +430,53 @@ fn attach_one(
     program.take_link(link).map_err(|e| place.error(e))
 }
 
+/// What a place has got: nothing for all but the first of those that share a link.
+type Linked = Result<Option<OwnedFd>, AttachError>;
+
+/// Attaches every program to all its places in a file at once.
+fn attach_many(multi: &MultiPrograms, places: &[Place], scope: Scope) -> Vec<Linked> {
+    let pid = match scope {
+        Scope::AllProcesses => 0,
+        Scope::Process(pid) if pid.0 == 0 => {
+            return places.iter().map(|place| Err(place.error("pid 0"))).collect();
+        }
+        Scope::Process(pid) => pid.0,
+    };
+    let mut groups: BTreeMap<(&str, &Path), Vec<usize>> = BTreeMap::new();
+    for (index, place) in places.iter().enumerate() {
+        groups.entry((place.program.name(), &place.path)).or_default().push(index);
+    }
+    let groups = groups.into_values().collect();
+    let results = in_parallel(groups, |group| attach_group(multi, places, group, pid));
+    let mut results: Vec<(usize, Linked)> = results.into_iter().flatten().collect();
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn attach_group(
+    multi: &MultiPrograms,
+    places: &[Place],
+    group: Vec<usize>,
+    pid: u32,
+) -> Vec<(usize, Linked)> {
+    let together: Vec<&Place> = group.iter().map(|&index| &places[index]).collect();
+    match multi.link(&together, pid) {
+        Ok(link) => {
+            let links = iter::once(Some(link)).chain(iter::repeat_with(|| None));
+            group.into_iter().zip(links.map(Ok)).collect()
+        }
+        // One bad place spoils the link for all.
+        Err(_) if group.len() > 1 => group
+            .into_iter()
+            .flat_map(|index| attach_group(multi, places, vec![index], pid))
+            .collect(),
+        Err(error) => {
+            let alone = group.first().map(|&index| (index, Err(places[index].error(error))));
+            alone.into_iter().collect()
+        }
+    }
+}
+
 /// Threads that wait for the kernel.
 const WORKERS: usize = 32;
 
@@ -405,7 +484,7 @@ const WORKERS: usize = 32;
 fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let size = items.len().div_ceil(WORKERS).max(1);
     let mut items = items.into_iter();
-    let chunks = std::iter::from_fn(|| {
+    let chunks = iter::from_fn(|| {
         let chunk: Vec<T> = items.by_ref().take(size).collect();
         (!chunk.is_empty()).then_some(chunk)
     });
