@@ -136,6 +136,7 @@ pub struct Kernel {
     counters: PerCpuArray<MapData, [u8; COUNTERS_SIZE]>,
     codes: HashMap<MapData, [u64; 2], u64>,
     in_flight: HashMap<MapData, [u64; 2], [u64; 6]>,
+    requested: HashMap<MapData, u64, [u64; 2]>,
     /// Lives handed out.
     lives: u64,
     log: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
@@ -151,6 +152,8 @@ pub struct Occupancy {
     pub codes: usize,
     /// Driver calls between entry and return.
     pub in_flight: usize,
+    /// Requests of pools between two hooks.
+    pub requested: usize,
 }
 
 impl Kernel {
@@ -190,6 +193,7 @@ impl Kernel {
         let counters = PerCpuArray::try_from(take("COUNTERS")?).map_err(LoadError::map)?;
         let codes = HashMap::try_from(take("CODES")?).map_err(LoadError::map)?;
         let in_flight = HashMap::try_from(take("IN_FLIGHT")?).map_err(LoadError::map)?;
+        let requested = HashMap::try_from(take("REQUESTED")?).map_err(LoadError::map)?;
         let mut kernel = Self {
             ebpf,
             links: Vec::new(),
@@ -199,6 +203,7 @@ impl Kernel {
             counters,
             codes,
             in_flight,
+            requested,
             lives: 0,
             log,
             offsets,
@@ -324,6 +329,7 @@ impl Kernel {
         // First what there is, then who is still alive: what a new process adds is not looked at.
         let codes: Vec<[u64; 2]> = self.codes.keys().flatten().collect();
         let calls: Vec<[u64; 2]> = self.in_flight.keys().flatten().collect();
+        let requests: Vec<u64> = self.requested.keys().flatten().collect();
         let mut lives = HashSet::new();
         let mut pids = HashSet::new();
         for (pid, value) in self.processes.iter().flatten() {
@@ -338,6 +344,9 @@ impl Kernel {
         for key in calls.iter().filter(|[thread, _]| !pids.contains(&(thread >> 32))) {
             let _ = self.in_flight.remove(key);
         }
+        for thread in requests.iter().filter(|thread| !pids.contains(&(*thread >> 32))) {
+            let _ = self.requested.remove(thread);
+        }
     }
 
     /// How full the tables are.
@@ -346,6 +355,7 @@ impl Kernel {
             processes: self.processes.keys().count(),
             codes: self.codes.keys().count(),
             in_flight: self.in_flight.keys().count(),
+            requested: self.requested.keys().count(),
         }
     }
 
@@ -433,7 +443,8 @@ fn attach_one(
 /// What a place has got: nothing for all but the first of those that share a link.
 type Linked = Result<Option<OwnedFd>, AttachError>;
 
-/// Attaches every program to all its places in a file at once.
+/// Attaches every program to its places in a file by a few links: attaching waits for a grace period at
+/// each place, and threads wait for the same one.
 fn attach_many(multi: &MultiPrograms, places: &[Place], scope: Scope) -> Vec<Linked> {
     let pid = match scope {
         Scope::AllProcesses => 0,
@@ -446,7 +457,8 @@ fn attach_many(multi: &MultiPrograms, places: &[Place], scope: Scope) -> Vec<Lin
     for (index, place) in places.iter().enumerate() {
         groups.entry((place.program.name(), &place.path)).or_default().push(index);
     }
-    let groups = groups.into_values().collect();
+    let size = places.len().div_ceil(WORKERS).max(1);
+    let groups = groups.values().flat_map(|group| group.chunks(size)).map(<[_]>::to_vec).collect();
     let results = in_parallel(groups, |group| attach_group(multi, places, group, pid));
     let mut results: Vec<(usize, Linked)> = results.into_iter().flatten().collect();
     results.sort_by_key(|(index, _)| *index);

@@ -1,4 +1,4 @@
-//! Many places by one link.
+//! Several places by one link.
 //!
 //! A link of `uprobe_multi` (kernel 6.6) hangs a program on any number of places of a file, each with its
 //! cookie. Without it every place is a perf event, which the kernel takes away under one lock, for a grace
