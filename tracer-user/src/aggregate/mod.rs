@@ -2,6 +2,8 @@
 
 mod finished;
 mod site_id;
+#[cfg(test)]
+mod tests;
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -46,7 +48,7 @@ pub struct ProcessFacts {
 }
 
 /// When a snapshot is made.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Moment {
     /// RFC 3339.
     pub generated_at: String,

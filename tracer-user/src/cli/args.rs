@@ -66,7 +66,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "PID", value_delimiter = ',', required = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
-    /// Trace its children as well, and what they become by exec
+    /// Trace children that it makes from then on as well, and what they become by exec
     #[arg(long)]
     pub follow_fork: bool,
     /// Stop after this time, such as 500ms, 30s or 2m; without it at Ctrl-C or the process's end
