@@ -3,7 +3,7 @@
 //! Definitions are made here, inside the hit, because a notebook cell's code object is gone as soon
 //! as the cell ends: user space would come too late (docs/python-frames.md).
 
-use core::{hint::black_box, mem::offset_of};
+use core::mem::offset_of;
 
 use tracer_common::{
     config::{ProcessConfig, thread_state_kind},
@@ -126,11 +126,7 @@ fn define(tgid: u32, id: u64, config: &ProcessConfig, scratch: &mut Scratch) -> 
     scratch.stack.flags = scratch.walk.flags;
     scratch.stack.pad = 0;
     let size = StackRecord::FIXED_SIZE + depth * size_of::<StackFrame>();
-    // SAFETY: `depth` is at most the number of frames in the record.
-    let written = unsafe {
-        emit::bytes(tgid, Class::Definition, (&raw const scratch.stack).cast(), size as u64)
-    };
-    written && scratch.cursor.incomplete == 0
+    emit::front(tgid, Class::Definition, &scratch.stack, size) && scratch.cursor.incomplete == 0
 }
 
 /// Sends at most one piece; `false` when every frame is done.
@@ -193,14 +189,8 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
 /// Sends the piece of a line table that was read, as long as it is.
 #[inline(always)]
 fn send_lines(tgid: u32, scratch: &Scratch) -> bool {
-    // Compared just before it is used, for older verifiers: as in `read_lines`.
-    let filled = black_box(scratch.lines.filled);
-    if filled > LINES_CHUNK as u32 {
-        return false;
-    }
-    let size = LinesRecord::FIXED_SIZE as u64 + u64::from(filled);
-    // SAFETY: `filled` is at most the length of the record's bytes.
-    unsafe { emit::bytes(tgid, Class::Definition, (&raw const scratch.lines).cast(), size) }
+    let size = LinesRecord::FIXED_SIZE + scratch.lines.filled as usize;
+    emit::front(tgid, Class::Definition, &scratch.lines, size)
 }
 
 /// Notes a frame's code object (0: it has no definition) and goes on to the next.

@@ -211,6 +211,7 @@ impl Kernel {
         let single = if kernel.multi.is_none() { UPROBES.as_slice() } else { &[] };
         for &name in single {
             kernel.uprobe(name)?.load().map_err(|e| LoadError::program(name, e))?;
+            tracing::debug!("loaded `{name}`");
         }
         for (name, tracepoint) in TRACEPOINTS {
             let program: &mut RawTracePoint = kernel

@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     error::Error,
-    ffi::CString,
+    ffi::{CStr, CString},
     io, mem,
     os::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
@@ -48,6 +48,7 @@ impl MultiPrograms {
     ///
     /// When the kernel has no such links, among other things.
     pub fn load(object: &[u8], ebpf: &Ebpf, names: &[&'static str]) -> Result<Self> {
+        check_links()?;
         let mut object = Object::parse(object)?;
         let sections = object.functions.keys().map(|(section, _)| *section).collect();
         let maps = mem::take(&mut object.maps);
@@ -65,21 +66,7 @@ impl MultiPrograms {
             let fd = load(name, code, &program.license)?;
             programs.insert(name, Loaded { fd, at_return });
         }
-        let programs = Self(programs);
-        programs.check_links()?;
-        Ok(programs)
-    }
-
-    /// Links of kernels before 6.10 that are meant for one process are for one thread. Since that was put
-    /// right a pid that cannot be is refused before anything else, and a file that cannot be only later.
-    fn check_links(&self) -> Result<()> {
-        let folder = Place { program: Program::CodeDealloc, path: "/".into(), offset: 0 };
-        let refusal = |pid| self.link(&[&folder], pid).err().and_then(|error| error.raw_os_error());
-        match (refusal(0), refusal(u32::MAX)) {
-            (Some(libc::EBADF), Some(libc::EINVAL)) => Ok(()),
-            (Some(libc::EBADF), _) => Err("its links of many uprobes are for a thread".into()),
-            _ => Err("this kernel has no links of many uprobes".into()),
-        }
+        Ok(Self(programs))
     }
 
     /// Hangs a program on places of a file, for one process or for all (0). The link ends when it is
@@ -91,25 +78,63 @@ impl MultiPrograms {
     pub fn link(&self, places: &[&Place], pid: u32) -> io::Result<OwnedFd> {
         let [first, ..] = places else { return Err(io::ErrorKind::InvalidInput.into()) };
         let program = self.0.get(first.program.name()).ok_or(io::ErrorKind::NotFound)?;
-        let path = CString::new(first.path.as_os_str().as_bytes())?;
-        let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
-        let cookies: Vec<u64> =
-            places.iter().map(|place| place.program.cookie().unwrap_or_default()).collect();
-        // SAFETY: plain data, for which all zeros are valid.
-        let mut attr: bpf_attr = unsafe { mem::zeroed() };
-        attr.link_create.__bindgen_anon_1.prog_fd = program.fd.as_raw_fd() as u32;
-        attr.link_create.attach_type = BPF_TRACE_UPROBE_MULTI as u32;
-        // SAFETY: a place in a union of plain data.
-        let multi = unsafe { &mut attr.link_create.__bindgen_anon_3.uprobe_multi };
-        multi.path = path.as_ptr() as u64;
-        multi.offsets = offsets.as_ptr() as u64;
-        multi.cookies = cookies.as_ptr() as u64;
-        multi.cnt = places.len() as u32;
-        multi.flags = if program.at_return { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
-        multi.pid = pid;
-        // SAFETY: the pointers are to what lives until the end of this function.
-        unsafe { bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
+        let flags = if program.at_return { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
+        link(&program.fd, flags, places, pid)
     }
+}
+
+/// Whether the kernel has such links, and has them right.
+///
+/// Those of kernels before 6.10 that are meant for one process are for one thread. Since that was put right
+/// a pid that cannot be is refused before anything else, and a file that cannot be only later.
+fn check_links() -> Result<()> {
+    // Loading ours is slow where the verifier is.
+    let program = load("nothing", &[instruction(MOV, 0), instruction(EXIT, 0)], c"GPL")?;
+    let folder = Place { program: Program::CodeDealloc, path: "/".into(), offset: 0 };
+    let refusal = |pid| link(&program, 0, &[&folder], pid).err()?.raw_os_error();
+    match (refusal(0), refusal(u32::MAX)) {
+        (Some(libc::EBADF), Some(libc::EINVAL)) => Ok(()),
+        (Some(libc::EBADF), _) => {
+            Err("this kernel's links of many uprobes are for a thread".into())
+        }
+        _ => Err("this kernel has no links of many uprobes".into()),
+    }
+}
+
+/// `r0 = immediate`, and the end of a program.
+const MOV: u8 = 0xb7;
+const EXIT: u8 = 0x95;
+
+fn instruction(code: u8, imm: i32) -> bpf_insn {
+    bpf_insn {
+        code,
+        _bitfield_align_1: [],
+        _bitfield_1: bpf_insn::new_bitfield_1(0, 0),
+        off: 0,
+        imm,
+    }
+}
+
+fn link(program: &OwnedFd, flags: u32, places: &[&Place], pid: u32) -> io::Result<OwnedFd> {
+    let Some(first) = places.first() else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let path = CString::new(first.path.as_os_str().as_bytes())?;
+    let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
+    let cookies: Vec<u64> =
+        places.iter().map(|place| place.program.cookie().unwrap_or_default()).collect();
+    // SAFETY: plain data, for which all zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    attr.link_create.attach_type = BPF_TRACE_UPROBE_MULTI as u32;
+    // SAFETY: a place in a union of plain data.
+    let multi = unsafe { &mut attr.link_create.__bindgen_anon_3.uprobe_multi };
+    multi.path = path.as_ptr() as u64;
+    multi.offsets = offsets.as_ptr() as u64;
+    multi.cookies = cookies.as_ptr() as u64;
+    multi.cnt = places.len() as u32;
+    multi.flags = flags;
+    multi.pid = pid;
+    // SAFETY: the pointers are to what lives until the end of this function.
+    unsafe { bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
 /// Of the kinds of maps that the object has.
@@ -124,7 +149,7 @@ fn descriptor(map: &Map) -> Option<BorrowedFd<'_>> {
     }
 }
 
-fn load(name: &str, code: &[bpf_insn], license: &CString) -> io::Result<OwnedFd> {
+fn load(name: &str, code: &[bpf_insn], license: &CStr) -> io::Result<OwnedFd> {
     // SAFETY: plain data, for which all zeros are valid.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     // SAFETY: a place in a union of plain data.
