@@ -232,6 +232,11 @@ impl Kernel {
             .ok_or(LoadError::Object(name))
     }
 
+    /// Whether many probes are attached at once.
+    pub fn attaches_many(&self) -> bool {
+        self.multi.is_some()
+    }
+
     /// Why there are no Python stacks on this kernel, and no records of forks and exits, if so.
     pub fn types_unavailable(&self) -> Option<&BtfError> {
         self.offsets.as_ref().err()

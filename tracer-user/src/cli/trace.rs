@@ -53,7 +53,7 @@ fn plan(args: &Args) -> Result<Plan<'_>> {
             files: files(slice::from_ref(output), Some(Format::Flamegraph))?,
             interval: None,
         },
-        None => {
+        _ => {
             // A format that is asked for goes to the files if there are any; without one, people
             // read text while the files are being made.
             let standard_output = match args.format {

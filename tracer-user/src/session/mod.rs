@@ -1,5 +1,7 @@
 //! A trace: processes, kernel half and pure core put together.
 
+mod diagnosis;
+mod found;
 mod probes;
 
 use std::{
@@ -7,14 +9,17 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::Path,
-    time::Duration,
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use self::probes::Probes;
+pub use self::diagnosis::{Check, Diagnosis, LibraryDiagnosis, ProcessDiagnosis, State, diagnose};
+use self::{
+    found::{Found, START_PATIENCE},
+    probes::Probes,
+};
 use crate::{
     aggregate::{Aggregator, Moment, ProcessFacts},
     bpf::{Kernel, LoadError, LoadOptions, Occupancy},
@@ -32,9 +37,6 @@ use crate::{
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
     },
 };
-
-/// How long an interpreter that is just starting is waited for.
-const START_PATIENCE: Duration = Duration::from_secs(3);
 
 /// New programs that are looked at between two drains.
 const LOOKS_PER_TICK: usize = 4;
@@ -427,65 +429,6 @@ impl Session {
             user: info.user.clone(),
             cpu: self.probes.extras.cpu,
             whole: false,
-        }
-    }
-}
-
-/// What there is to trace in a process.
-struct Found {
-    info: ProcessInfo,
-    pidfd: OwnedFd,
-    python: Option<PythonTarget>,
-    python_gap: Option<String>,
-    libraries: Vec<LibraryFile>,
-    /// The inode of the first file that it has mapped, its program: another after exec.
-    anchor: Option<u64>,
-}
-
-impl Found {
-    fn look(pid: Pid) -> Result<Self, SessionError> {
-        let info = process::inspect(pid)?;
-        let pidfd = sys::pidfd(pid).map_err(|_gone| ProcessError::NotFound(pid))?;
-        if !process::is_same(pid, info.start_ticks) {
-            return Err(SessionError::Vanished(pid));
-        }
-        let (python, python_gap, is_python) = match patient_find(pid) {
-            Ok(target) => (Some(target), None, true),
-            Err(PythonError::NotPython(_)) => {
-                (None, Some("not a Python process".to_owned()), false)
-            }
-            Err(PythonError::Process(ProcessError::NotFound(_))) => {
-                return Err(SessionError::Vanished(pid));
-            }
-            Err(PythonError::Process(error)) => return Err(error.into()),
-            Err(error) => (None, Some(error.to_string()), true),
-        };
-        let files = mapped_files(pid)?;
-        let anchor = files.first().map(|file| file.inode);
-        let mut libraries = library::mapped(&files);
-        let cuda = |libraries: &[LibraryFile]| {
-            libraries.iter().any(|library| library.kind != LibraryKind::Loader)
-        };
-        if !is_python && !cuda(&libraries) {
-            return Err(SessionError::NotPython(pid));
-        }
-        libraries.extend(library::loadable(pid, python.as_ref().map(|p| p.minor), &libraries));
-        if !cuda(&libraries) {
-            return Err(SessionError::NoCuda(pid));
-        }
-        Ok(Self { info, pidfd, python, python_gap, libraries, anchor })
-    }
-}
-
-/// An interpreter that is still starting is given some time.
-fn patient_find(pid: Pid) -> Result<PythonTarget, PythonError> {
-    let deadline = sys::monotonic_ns() + START_PATIENCE.as_nanos() as u64;
-    loop {
-        match python::find(pid) {
-            Err(PythonError::NotInitialised(_)) if sys::monotonic_ns() < deadline => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            result => return result,
         }
     }
 }
