@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tracer_user::{
-    bpf::LoadOptions,
+    bpf::{LoadOptions, Occupancy},
     discover::plan::Extras,
     model::{DeviceSnapshot, Level, Pid, ProcessSnapshot, Snapshot},
     session::Session,
@@ -69,6 +69,11 @@ impl Trace {
     /// Whether the process is still traced.
     pub fn is_active(&self) -> bool {
         self.session.is_active()
+    }
+
+    /// How full the kernel half's tables are.
+    pub fn occupancy(&self) -> Occupancy {
+        self.session.occupancy()
     }
 
     /// The last picture.

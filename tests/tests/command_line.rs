@@ -7,7 +7,7 @@ use std::{
     os::unix::process::CommandExt as _,
     process::{Child, Command, Output, Stdio},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aya::{
@@ -407,4 +407,50 @@ fn a_hostile_target_is_traced_all_the_same() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(text.contains("CPython 3.") && text.contains("hostile.py"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text}");
+}
+
+/// What would be traced is told without attaching anything; what stands in the way comes with what to do.
+#[test]
+fn doctor_looks_and_leaves_everything_as_it_is() {
+    let before = bpf_objects();
+    let mut python = Command::new(sandbox_python())
+        .args(["-c", "import time; print(flush=True); time.sleep(60)"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    BufReader::new(python.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let pid = python.id().to_string();
+    let output = run(&["doctor", "--pid", &pid, "--json"]);
+    let text = run(&["doctor", "--pid", &pid, "--all"]);
+    python.kill().unwrap();
+    python.wait().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["schema"], "cudatrace.doctor/1");
+    assert!(report["machine"].as_array().unwrap().iter().all(|check| check["state"] == "ok"));
+    let libraries = report["process"]["libraries"].as_array().unwrap();
+    let driver = libraries
+        .iter()
+        .find(|library| library["path"].as_str().unwrap().ends_with("libcuda.so.1"))
+        .unwrap();
+    assert_eq!(driver["mapped"], false);
+    let probe = &driver["probes"][0];
+    assert_eq!(probe["symbol"], "cuMemAlloc_v2");
+    assert!(probe["offset"].as_u64().unwrap() > 0);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("cuMemAlloc_v2") && text.contains("CPython 3."), "{text}");
+    // The kernel frees what was loaded for a try a moment later.
+    let new = || bpf_objects().difference(&before).count();
+    let patience = Instant::now() + Duration::from_secs(10);
+    while new() > 0 && Instant::now() < patience {
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(new(), 0, "nothing is left in the kernel");
+}
+
+#[test]
+fn doctor_tells_of_the_machine_also_where_a_process_cannot_be_traced() {
+    let output = run(&["doctor", "--pid", "4194304"]);
+    assert_refused(&output, 4, "no process with pid 4194304");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("privileges    ok"));
 }

@@ -37,11 +37,21 @@ pub struct ProcessConfig {
     /// Bumped by the kernel half whenever a known code object is freed; seeds the stack hash, so
     /// that a stack id never names a code object that took the address of a freed one.
     pub generation: u64,
+    /// Number of this life of the process, never reused while the tracer runs: a pid is. It is part
+    /// of the key of every code object, and seeds the stack hash.
+    pub life: u64,
+    /// Whether its children are traced, and what it becomes by `execve` (0 or 1).
+    pub follow: u32,
+    /// Zero.
+    pub pad: u32,
     /// Offsets inside the interpreter's structures.
     pub layout: PythonLayout,
 }
 
+/// Lives that user space hands out have this bit; the kernel half numbers those of children.
+pub const USER_LIFE: u64 = 1 << 63;
+
 plain_data! {
     ThreadStateSource = 16,
-    ProcessConfig = 24 + 56,
+    ProcessConfig = 40 + 56,
 }

@@ -26,6 +26,8 @@ pub struct Counters {
     pub unpaired_returns: u64,
     /// Code objects that found no space in the table of known ones.
     pub codes_full: u64,
+    /// Children of followed processes that found no space in the table of processes.
+    pub processes_full: u64,
 }
 
 impl Counters {
@@ -41,7 +43,8 @@ impl Counters {
         self.inflight_full += other.inflight_full;
         self.unpaired_returns += other.unpaired_returns;
         self.codes_full += other.codes_full;
+        self.processes_full += other.processes_full;
     }
 }
 
-plain_data! { Counters = 80 }
+plain_data! { Counters = 88 }

@@ -66,12 +66,16 @@ pub mod phase {
 
 /// What happened to a process (`detail` of a [`ProcessRecord`]).
 pub mod process_kind {
-    /// The thread group leader exited.
+    /// Its last thread exited; `value` is its wait status. The kernel half has forgotten it.
     pub const EXIT: u16 = 1;
-    /// The process replaced its program (`execve`): every mapping and allocation is gone.
+    /// The process replaced its program (`execve`): every mapping and allocation is gone. The kernel
+    /// half has forgotten it, or what it knew of the program if the process is followed.
     pub const EXEC: u16 = 2;
     /// The dynamic loader changed the set of loaded libraries (`_dl_debug_state`).
     pub const LIBRARIES_CHANGED: u16 = 3;
+    /// A followed process made a child, which is traced from its first instruction: `value` is its
+    /// pid.
+    pub const FORK: u16 = 4;
 }
 
 /// Bits of [`MemoryEvent::flags`] and [`StackRecord::flags`].
@@ -140,15 +144,18 @@ pub struct MemoryEvent {
     pub extra: [u64; 2],
 }
 
-/// A [`MemoryEvent`] of a pool that also tells what was asked for.
+/// A [`MemoryEvent`] of a pool, and what was asked for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockEvent {
     /// The event; its `tag` is [`tag::BLOCK`].
     pub event: MemoryEvent,
-    /// Bytes asked for, at most those of the block.
+    /// Bytes asked for, at most those of the block; [`UNKNOWN_REQUEST`] where that is not known.
     pub requested: u64,
 }
+
+/// In the place of a number of bytes.
+pub const UNKNOWN_REQUEST: u64 = u64::MAX;
 
 /// Bytes kept of the name of a pool.
 pub const POOL_NAME_BYTES: usize = 64;
@@ -292,6 +299,8 @@ pub struct ProcessRecord {
     pub header: RecordHeader,
     /// Time of the event.
     pub time_ns: u64,
+    /// By [`process_kind`]; 0 where unused.
+    pub value: u64,
 }
 
 /// A code object that was defined has been freed: its id is not used by any later stack.
@@ -317,6 +326,6 @@ plain_data! {
     StackFrame = 24,
     StackRecord = 24 + 24 * MAX_FRAMES,
     LossRecord = 24,
-    ProcessRecord = 16,
+    ProcessRecord = 24,
     CodeFreedRecord = 16,
 }

@@ -3,6 +3,8 @@
 //! Records never wake user space: it drains the buffer on a timer, which spares the target an
 //! interrupt per event (docs/abi.md).
 
+use core::{hint::black_box, ptr::from_ref};
+
 use aya_ebpf::{
     bindings::BPF_RB_NO_WAKEUP,
     helpers::{bpf_ktime_get_ns, generated::bpf_ringbuf_output},
@@ -39,16 +41,22 @@ pub fn count(offset: usize) {
 #[inline(always)]
 pub fn record<T>(tgid: u32, class: Class, record: &T) -> bool {
     // SAFETY: the reference covers the size.
-    unsafe { bytes(tgid, class, core::ptr::from_ref(record).cast(), size_of::<T>() as u64) }
+    write(tgid, class, || unsafe { output(from_ref(record).cast(), size_of::<T>() as u64) })
 }
 
-/// Writes `size` bytes at `data` as a record; `false`, and counted, if there is no space.
-///
-/// # Safety
-///
-/// `data` must be valid for `size` bytes.
+/// Writes the first `size` bytes of a record; `false`, and counted, if there is no space.
 #[inline(always)]
-pub unsafe fn bytes(tgid: u32, class: Class, data: *const u8, size: u64) -> bool {
+pub fn front<T>(tgid: u32, class: Class, record: &T, size: usize) -> bool {
+    write(tgid, class, || {
+        // Compared where it is used: 6.1 forgets the bound of a value that has lain on the stack.
+        let size = black_box(size);
+        // SAFETY: the reference covers the size.
+        size <= size_of::<T>() && unsafe { output(from_ref(record).cast(), size as u64) }
+    })
+}
+
+#[inline(always)]
+fn write(tgid: u32, class: Class, output: impl FnOnce() -> bool) -> bool {
     let Some(counters) = COUNTERS.get_ptr_mut(0) else { return false };
     // SAFETY: counters are a map value, only touched atomically but for this first look, whose
     // result is checked by the exchange.
@@ -57,7 +65,7 @@ pub unsafe fn bytes(tgid: u32, class: Class, data: *const u8, size: u64) -> bool
         if class == Class::Event && (*counters).unannounced != 0 {
             announce(tgid, counters);
         }
-        if output(data, size) {
+        if output() {
             if class == Class::Event {
                 atomic::add(&raw mut (*counters).events, 1);
             }
@@ -75,7 +83,7 @@ pub unsafe fn bytes(tgid: u32, class: Class, data: *const u8, size: u64) -> bool
 /// Tells user space at this place in the stream how many records are missing before it.
 #[inline(always)]
 unsafe fn announce(tgid: u32, counters: *mut Counters) {
-    // SAFETY: as in `bytes`.
+    // SAFETY: as in `write`.
     unsafe {
         let dropped = atomic::exchange(&raw mut (*counters).unannounced, 0u64);
         let loss = LossRecord {

@@ -6,13 +6,17 @@ use aya_ebpf::{
 };
 use tracer_common::{config::ProcessConfig, counters::Counters};
 
-use crate::scratch::{SLOTS, Scratch};
+use crate::{
+    atomic,
+    scratch::{SLOTS, Scratch},
+};
 
 /// Records to user space ([`tracer_common::wire`]). User space sets the size.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(16 * 1024 * 1024, 0);
 
-/// Traced processes, by tgid. User space fills it.
+/// Traced processes, by tgid. User space fills it; the kernel half adds children of followed
+/// processes and removes what ends, because only here it is known before the pid is used again.
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessConfig> = HashMap::with_max_entries(4096, 0);
 
@@ -33,9 +37,9 @@ pub static STACKS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(16 * 1024
 #[map]
 pub static CODES: HashMap<CodeKey, u64> = HashMap::with_max_entries(32 * 1024, 0);
 
-/// The last code id handed out.
+/// The last id handed out, to a code object or to the life of a process.
 #[map]
-pub static LAST_CODE: Array<u64> = Array::with_max_entries(1, 0);
+pub static LAST_ID: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Driver calls between entry and return, by thread.
 #[map]
@@ -65,8 +69,8 @@ pub static POOLS: LruHashMap<PoolKey, u8> = LruHashMap::with_max_entries(4 * 102
 pub struct PoolKey {
     /// Address of the allocator.
     pub pool: u64,
-    /// The process.
-    pub tgid: u64,
+    /// The life of the process ([`ProcessConfig::life`]).
+    pub life: u64,
 }
 
 /// A code object of a process.
@@ -75,8 +79,8 @@ pub struct PoolKey {
 pub struct CodeKey {
     /// Address of the code object.
     pub address: u64,
-    /// The process.
-    pub tgid: u64,
+    /// The life of the process ([`ProcessConfig::life`]).
+    pub life: u64,
 }
 
 /// A driver call in progress.
@@ -97,4 +101,12 @@ pub struct Call {
     pub arguments: [u64; 5],
     /// Return address.
     pub caller: u64,
+}
+
+/// An id that was not handed out before.
+#[inline(always)]
+pub fn next_id() -> Option<u64> {
+    let last = LAST_ID.get_ptr_mut(0)?;
+    // SAFETY: a map value, only touched atomically.
+    Some(unsafe { atomic::fetch_add(last, 1) } + 1)
 }

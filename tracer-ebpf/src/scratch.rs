@@ -6,7 +6,7 @@
 
 use tracer_common::{
     python::walk::WalkState,
-    wire::{CodeRecord, LinesRecord, StackRecord},
+    wire::{BlockEvent, CodeRecord, LinesRecord, StackRecord},
 };
 
 use crate::{atomic, maps::SCRATCH, stack::Cursor};
@@ -19,6 +19,8 @@ pub const SLOTS: u32 = 4;
 pub struct Scratch {
     busy: u32,
     pad: u32,
+    /// An event that waits for its stack.
+    pub block: BlockEvent,
     /// The walk and its result.
     pub walk: WalkState,
     /// Where a definition stands.

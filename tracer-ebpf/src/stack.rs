@@ -3,7 +3,7 @@
 //! Definitions are made here, inside the hit, because a notebook cell's code object is gone as soon
 //! as the cell ends: user space would come too late (docs/python-frames.md).
 
-use core::{hint::black_box, mem::offset_of};
+use core::mem::offset_of;
 
 use tracer_common::{
     config::{ProcessConfig, thread_state_kind},
@@ -19,9 +19,8 @@ use tracer_common::{
 };
 
 use crate::{
-    atomic,
     emit::{self, Class},
-    maps::{CODES, CodeKey, LAST_CODE, STACKS},
+    maps::{self, CODES, CodeKey, STACKS},
     memory::{CurrentProcess, thread_pointer},
     scratch::{self, Scratch},
     target::Target,
@@ -39,6 +38,18 @@ pub struct Taken {
 /// Takes the Python stack of the current thread.
 #[inline(always)]
 pub fn take(target: &Target) -> Taken {
+    let Some(scratch) = scratch::acquire() else {
+        emit::count(offset_of!(Counters, busy_stacks));
+        return Taken { id: 0, flags: stack_flag::BUSY };
+    };
+    let taken = take_in(target, scratch);
+    scratch::release(scratch);
+    taken
+}
+
+/// Takes it in work space that the caller has.
+#[inline(always)]
+pub fn take_in(target: &Target, scratch: &mut Scratch) -> Taken {
     // SAFETY: a map value, which user space replaces as a whole but never frees under a program.
     let config = unsafe { &*target.config };
     if config.thread_state.kind == thread_state_kind::NONE {
@@ -49,13 +60,7 @@ pub fn take(target: &Target) -> Taken {
     else {
         return Taken { id: 0, flags: stack_flag::NO_PYTHON };
     };
-    let Some(scratch) = scratch::acquire() else {
-        emit::count(offset_of!(Counters, busy_stacks));
-        return Taken { id: 0, flags: stack_flag::BUSY };
-    };
-    let taken = take_with(target.tgid(), config, tstate, scratch);
-    scratch::release(scratch);
-    taken
+    take_with(target.tgid(), config, tstate, scratch)
 }
 
 #[inline(always)]
@@ -63,7 +68,7 @@ fn take_with(tgid: u32, config: &ProcessConfig, tstate: u64, scratch: &mut Scrat
     // SAFETY: the generation changes under us at most once per freed code object; any value read
     // is one that was current during this hit.
     let generation = unsafe { core::ptr::read_volatile(&raw const config.generation) };
-    scratch.walk.reset(mix(u64::from(tgid), generation));
+    scratch.walk.reset(mix(config.life, generation));
     walk(&config.layout, tstate, &mut scratch.walk, &CurrentProcess);
 
     let flags = scratch.walk.flags as u8;
@@ -127,11 +132,7 @@ fn define(tgid: u32, id: u64, config: &ProcessConfig, scratch: &mut Scratch) -> 
     scratch.stack.flags = scratch.walk.flags;
     scratch.stack.pad = 0;
     let size = StackRecord::FIXED_SIZE + depth * size_of::<StackFrame>();
-    // SAFETY: `depth` is at most the number of frames in the record.
-    let written = unsafe {
-        emit::bytes(tgid, Class::Definition, (&raw const scratch.stack).cast(), size as u64)
-    };
-    written && scratch.cursor.incomplete == 0
+    emit::front(tgid, Class::Definition, &scratch.stack, size) && scratch.cursor.incomplete == 0
 }
 
 /// Sends at most one piece; `false` when every frame is done.
@@ -142,7 +143,7 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
         return false;
     }
     let raw = scratch.walk.frames[frame];
-    let key = CodeKey { address: raw.code, tgid: u64::from(tgid) };
+    let key = CodeKey { address: raw.code, life: config.life };
     let code = if scratch.cursor.code == 0 {
         if let Some(known) = CODES.get_ptr(key) {
             // SAFETY: a map value.
@@ -150,9 +151,7 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
             finish(frame, known, config, scratch);
             return true;
         }
-        let Some(last) = LAST_CODE.get_ptr_mut(0) else { return false };
-        // SAFETY: a map value, only touched atomically.
-        let code = unsafe { atomic::fetch_add(last, 1) } + 1;
+        let Some(code) = maps::next_id() else { return false };
         scratch.cursor.table =
             describe(&config.layout, raw.code, &mut scratch.code, &CurrentProcess);
         scratch.cursor.sent = 0;
@@ -196,14 +195,8 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
 /// Sends the piece of a line table that was read, as long as it is.
 #[inline(always)]
 fn send_lines(tgid: u32, scratch: &Scratch) -> bool {
-    // Compared just before it is used, for older verifiers: as in `read_lines`.
-    let filled = black_box(scratch.lines.filled);
-    if filled > LINES_CHUNK as u32 {
-        return false;
-    }
-    let size = LinesRecord::FIXED_SIZE as u64 + u64::from(filled);
-    // SAFETY: `filled` is at most the length of the record's bytes.
-    unsafe { emit::bytes(tgid, Class::Definition, (&raw const scratch.lines).cast(), size) }
+    let size = LinesRecord::FIXED_SIZE + scratch.lines.filled as usize;
+    emit::front(tgid, Class::Definition, &scratch.lines, size)
 }
 
 /// Notes a frame's code object (0: it has no definition) and goes on to the next.

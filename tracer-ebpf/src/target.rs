@@ -22,6 +22,13 @@ impl Target {
         Some(Self { thread, config })
     }
 
+    /// This life of the process ([`ProcessConfig::life`]).
+    #[inline(always)]
+    pub fn life(&self) -> u64 {
+        // SAFETY: a map value, which user space replaces as a whole but never frees under a program.
+        unsafe { (*self.config).life }
+    }
+
     /// Process id.
     #[inline(always)]
     pub fn tgid(&self) -> u32 {

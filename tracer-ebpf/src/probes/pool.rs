@@ -16,7 +16,7 @@
 //!   name, const void* chunk, int64_t requested, int64_t allocated)`: every allocation and free, with or
 //!   without a profiler. The rest of the cookie is where in the allocator its name is, 0 if not known.
 
-use core::ptr::read_volatile;
+use core::{mem::offset_of, ptr::read_volatile};
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -27,7 +27,11 @@ use aya_ebpf::{
 };
 use tracer_common::{
     ReadMem as _,
-    wire::{BlockEvent, MemoryEvent, POOL_NAME_BYTES, PoolRecord, RecordHeader, phase, probe, tag},
+    counters::Counters,
+    wire::{
+        BlockEvent, MemoryEvent, POOL_NAME_BYTES, PoolRecord, RecordHeader, UNKNOWN_REQUEST, phase,
+        probe, stack_flag, tag,
+    },
 };
 
 use super::torch;
@@ -35,6 +39,7 @@ use crate::{
     emit::{self, Class},
     maps::{POOLS, PoolKey},
     memory::CurrentProcess,
+    scratch,
     stack::{self, Taken},
     target::Target,
 };
@@ -56,44 +61,48 @@ pub fn pool_hook(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn try_hook(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
+    let mut block = block(ctx, &target)?;
+    if block.event.size < 0 {
+        // Who frees a block is not asked for.
+        emit::record(target.tgid(), Class::Event, &block);
+        return Some(());
+    }
+    let Some(scratch) = scratch::acquire() else {
+        emit::count(offset_of!(Counters, busy_stacks));
+        block.event.flags = stack_flag::BUSY;
+        emit::record(target.tgid(), Class::Event, &block);
+        return Some(());
+    };
+    // From here on nothing tells one hook from another, so that the verifier goes through the walk once.
+    scratch.block = block;
+    let taken = stack::take_in(&target, scratch);
+    scratch.block.event.stack = taken.id;
+    scratch.block.event.flags = taken.flags;
+    emit::record(target.tgid(), Class::Event, &scratch.block);
+    scratch::release(scratch);
+    Some(())
+}
+
+/// What a hook tells, without the stack.
+#[inline(always)]
+fn block(ctx: &ProbeContext, target: &Target) -> Option<BlockEvent> {
     // SAFETY: the context is that of the program.
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let probe = cookie as u8;
     let arguments = arguments(ctx);
-    let is_bfc = probe == probe::BFC_TENSORFLOW || probe == probe::BFC_JAX;
-    let device = match probe {
-        probe::TORCH_REPORT => arguments[4],
-        probe::TORCH_OUT_OF_MEMORY => arguments[3],
-        _ => u64::from(DEVICE_TYPE_CUDA),
-    };
-    if device as u8 != DEVICE_TYPE_CUDA {
-        return None;
-    }
-    if is_bfc {
-        if arguments[1] != BFC_ALLOCATION && arguments[1] != BFC_FREE {
-            return None;
-        }
-        define_pool(&target, probe, arguments[0], cookie >> 8);
-    }
-    let is_free = if is_bfc {
-        arguments[1] == BFC_FREE
-    } else {
-        probe == probe::TORCH_REPORT && (arguments[1] as i64) < 0
-    };
-    // Who frees a block is not asked for.
-    let taken = if is_free { Taken { id: 0, flags: 0 } } else { stack::take(&target) };
-    let mut event = event(&target, probe, taken);
-    let mut requested = None;
+    let mut event = event(target, probe, Taken { id: 0, flags: 0 });
+    event.header.tag = tag::BLOCK;
+    let mut requested = UNKNOWN_REQUEST;
     match probe {
         probe::TORCH_REPORT => {
-            event.device = (device >> 8) as i8;
+            event.device = cuda_device(arguments[4])?;
             event.address = arguments[0];
             event.size = arguments[1] as i64;
             event.extra = [arguments[2], arguments[3]];
-            requested = torch::requested(&target, &event);
+            requested = torch::requested(target, &event).unwrap_or(UNKNOWN_REQUEST);
         }
         probe::TORCH_OUT_OF_MEMORY => {
-            event.device = (device >> 8) as i8;
+            event.device = cuda_device(arguments[3])?;
             event.size = arguments[0] as i64;
             event.extra = [arguments[1], arguments[2]];
         }
@@ -101,30 +110,34 @@ fn try_hook(ctx: &ProbeContext) -> Option<()> {
             event.address = arguments[1];
             event.size = arguments[2] as i64;
         }
-        _ => {
-            event.address = arguments[3];
-            event.size = arguments[5] as i64;
-            if is_free {
-                event.size = -event.size;
+        probe::BFC_TENSORFLOW | probe::BFC_JAX => {
+            let name_length = arguments[1];
+            if name_length != BFC_ALLOCATION && name_length != BFC_FREE {
+                return None;
             }
+            let size = arguments[5] as i64;
+            event.address = arguments[3];
+            event.size = if name_length == BFC_FREE { -size } else { size };
             event.extra[0] = arguments[0];
-            requested = Some(arguments[4]);
+            requested = arguments[4];
+            define_pool(target, probe, arguments[0], cookie >> 8);
         }
+        _ => return None,
     }
-    if let Some(requested) = requested {
-        event.header.tag = tag::BLOCK;
-        emit::record(target.tgid(), Class::Event, &BlockEvent { event, requested });
-    } else {
-        emit::record(target.tgid(), Class::Event, &event);
-    }
-    Some(())
+    Some(BlockEvent { event, requested })
+}
+
+/// The index in a `c10::Device`, if it is a CUDA device.
+#[inline(always)]
+fn cuda_device(device: u64) -> Option<i8> {
+    (device as u8 == DEVICE_TYPE_CUDA).then_some((device >> 8) as i8)
 }
 
 /// Sends the name of a BFC allocator at first sight: a `std::string` at `offset` in it.
 #[inline(always)]
 fn define_pool(target: &Target, probe: u8, pool: u64, offset: u64) {
     let tgid = target.tgid();
-    let key = PoolKey { pool, tgid: u64::from(tgid) };
+    let key = PoolKey { pool, life: target.life() };
     if offset == 0 || POOLS.get_ptr(key).is_some() {
         return;
     }

@@ -25,7 +25,9 @@ pub fn code_dealloc(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn try_dealloc(ctx: &ProbeContext) -> Option<u64> {
     let target = Target::current()?;
-    let key = CodeKey { address: ctx.arg(0)?, tgid: u64::from(target.tgid()) };
+    // SAFETY: a map value; a life ends only when all threads are gone.
+    let life = unsafe { (*target.config).life };
+    let key = CodeKey { address: ctx.arg(0)?, life };
     // SAFETY: a map value, copied before it is removed.
     let code = unsafe { *CODES.get_ptr(key)? };
     let _ = CODES.remove(key);

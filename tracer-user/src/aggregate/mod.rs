@@ -1,6 +1,9 @@
 //! Records in, snapshots out: the one owner of ledgers and names. Pure.
 
+mod finished;
 mod site_id;
+#[cfg(test)]
+mod tests;
 
 use std::{
     borrow::Cow,
@@ -8,14 +11,16 @@ use std::{
 };
 
 use rustc_hash::FxHashMap;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tracer_common::counters::Counters;
 
+use self::finished::{Ended, Ends};
 use crate::{
     decode::{ProcessChange, Record},
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
         Coverage, Failure, Frame, HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA,
-        Site, Snapshot, StackIndex, Tracer, Verdict,
+        Site, Snapshot, StackIndex, Tracer, Verdict, ending,
     },
     naming::Naming,
 };
@@ -23,8 +28,12 @@ use crate::{
 /// What is known of a process besides its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFacts {
-    /// When it started, RFC 3339.
+    /// When it started, RFC 3339, unless it was forked while traced.
     pub start_time: Option<String>,
+    /// The process that it was forked from while traced.
+    pub parent: Option<Pid>,
+    /// Whether its children are traced, and what it becomes by `execve`.
+    pub follow: bool,
     /// Its command line.
     pub command: String,
     /// Version of its CPython.
@@ -44,7 +53,7 @@ pub struct ProcessFacts {
 }
 
 /// When a snapshot is made.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Moment {
     /// RFC 3339.
     pub generated_at: String,
@@ -52,21 +61,38 @@ pub struct Moment {
     pub now_ns: u64,
     /// When the trace began, on the same clock.
     pub start_ns: u64,
+    /// Nanoseconds from the beginning of that clock to that of the calendar's (1970).
+    pub epoch_ns: i128,
 }
 
 #[derive(Debug)]
 struct Process {
     facts: ProcessFacts,
     ledger: Ledger,
-    state: ProcessState,
-    exit: Option<String>,
+    /// Memory events taken.
+    events: u64,
+    /// When it was forked, or replaced its program, on the clock of events.
+    began_ns: Option<u64>,
+}
+
+impl Process {
+    fn new(facts: ProcessFacts, began_ns: Option<u64>) -> Self {
+        let mut ledger = Ledger::default();
+        if facts.whole {
+            ledger.note_whole();
+        }
+        facts.late.iter().for_each(|&level| ledger.note_late(level));
+        Self { facts, ledger, events: 0, began_ns }
+    }
 }
 
 /// The pure core.
 #[derive(Debug, Default)]
 pub struct Aggregator {
     naming: Naming,
+    /// Those that run. A pid is one of them at most: its end comes before it is used again.
     processes: BTreeMap<Pid, Process>,
+    ends: Ends,
     coverage: Vec<Coverage>,
     counters: Counters,
     events: u64,
@@ -81,18 +107,19 @@ impl Aggregator {
             self.naming.set_python_minor(pid, minor);
         }
         match self.processes.get_mut(&pid) {
-            Some(process) => {
-                facts.late.iter().for_each(|&level| process.ledger.note_late(level));
-                process.facts = facts;
-            }
+            Some(process) => process.facts = facts,
             None => {
-                let mut ledger = Ledger::default();
-                if facts.whole {
-                    ledger.note_whole();
-                }
-                facts.late.iter().for_each(|&level| ledger.note_late(level));
-                let process = Process { facts, ledger, state: ProcessState::Running, exit: None };
-                self.processes.insert(pid, process);
+                self.processes.insert(pid, Process::new(facts, None));
+            }
+        }
+    }
+
+    /// Libraries were found in a process after they had been loaded: their pools may have blocks.
+    pub fn note_late(&mut self, pid: Pid, levels: impl IntoIterator<Item = Level>) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            for level in levels {
+                process.facts.late.insert(level);
+                process.ledger.note_late(level);
             }
         }
     }
@@ -104,6 +131,7 @@ impl Aggregator {
                 self.events += 1;
                 let stack = self.naming.stack(event.pid, event.stack);
                 if let Some(process) = self.processes.get_mut(&event.pid) {
+                    process.events += 1;
                     process.ledger.apply(&event, stack);
                 }
             }
@@ -125,15 +153,46 @@ impl Aggregator {
                     process.ledger.note_loss();
                 }
             }
-            Record::Process { pid, change, .. } => {
-                if let Some(process) = self.processes.get_mut(&pid) {
-                    match change {
-                        ProcessChange::Exit => process.state = ProcessState::Exited,
-                        ProcessChange::Exec => process.state = ProcessState::Replaced,
-                        ProcessChange::LibrariesChanged => {}
-                    }
+            Record::Process { pid, change, time_ns } => match change {
+                ProcessChange::Exit { status } => {
+                    self.end(pid, ProcessState::Exited, Some(ending(status)));
                 }
-            }
+                ProcessChange::Exec => self.replace(pid, time_ns),
+                ProcessChange::Fork { child } => self.fork(pid, child, time_ns),
+                ProcessChange::LibrariesChanged => {}
+            },
+        }
+    }
+
+    /// A child begins with an empty ledger: what its parent holds on the GPU stays the parent's.
+    fn fork(&mut self, parent: Pid, child: Pid, time_ns: u64) {
+        // The end of who had the pid before was dropped.
+        self.end(child, ProcessState::Exited, None);
+        let Some(process) = self.processes.get(&parent) else { return };
+        let mut facts = process.facts.clone();
+        // Their blocks in host memory are the child's as well.
+        facts.late.extend(process.ledger.pools().iter().map(|pool| pool.level));
+        let facts = ProcessFacts { start_time: None, parent: Some(parent), whole: true, ..facts };
+        if let Some(minor) = facts.python_minor {
+            self.naming.set_python_minor(child, minor);
+        }
+        self.processes.insert(child, Process::new(facts, Some(time_ns)));
+    }
+
+    /// A program that is followed begins anew; what it is has to be found out.
+    fn replace(&mut self, pid: Pid, time_ns: u64) {
+        let facts = self.processes.get(&pid).map(|process| process.facts.clone());
+        self.end(pid, ProcessState::Replaced, None);
+        if let Some(facts) = facts.filter(|facts| facts.follow) {
+            let facts = ProcessFacts { python: None, python_minor: None, whole: true, ..facts };
+            self.processes.insert(pid, Process::new(facts, Some(time_ns)));
+        }
+    }
+
+    fn end(&mut self, pid: Pid, state: ProcessState, exit: Option<String>) {
+        if let Some(process) = self.processes.remove(&pid) {
+            self.naming.forget_process(pid);
+            self.ends.add(Ended { pid, process, state, exit });
         }
     }
 
@@ -152,12 +211,24 @@ impl Aggregator {
         self.coverage = coverage;
     }
 
-    /// The process has ended, by what is known as `exit`.
+    /// The process has ended, by what is known as `exit`, and there was no record of it.
     pub fn set_exit(&mut self, pid: Pid, exit: Option<String>) {
-        if let Some(process) = self.processes.get_mut(&pid) {
-            process.state = ProcessState::Exited;
-            process.exit = exit;
-        }
+        self.end(pid, ProcessState::Exited, exit);
+    }
+
+    /// Whether it runs, as far as is known.
+    pub fn is_running(&self, pid: Pid) -> bool {
+        self.processes.contains_key(&pid)
+    }
+
+    /// Every process that runs.
+    pub fn running(&self) -> impl Iterator<Item = Pid> {
+        self.processes.keys().copied()
+    }
+
+    /// What is known of a running process.
+    pub fn facts(&self, pid: Pid) -> Option<&ProcessFacts> {
+        self.processes.get(&pid).map(|process| &process.facts)
     }
 
     /// Memory events taken.
@@ -168,17 +239,31 @@ impl Aggregator {
     /// The picture at a moment.
     pub fn snapshot(&self, moment: &Moment) -> Snapshot {
         let seconds = |ns: u64| ns.saturating_sub(moment.start_ns) as f64 / 1e9;
-        let processes: Vec<ProcessSnapshot> = self
-            .processes
+        let ended = self
+            .ends
             .iter()
-            .map(|(&pid, process)| self.process(pid, process, &seconds))
-            .collect();
-        let accuracies = || self.processes.values().map(|process| process.ledger.accuracy());
+            .map(|ended| (ended.pid, &ended.process, ended.state, ended.exit.as_ref()));
+        let running = self.processes.iter().map(|(&pid, p)| (pid, p, ProcessState::Running, None));
+        let mut lives: Vec<_> = ended.chain(running).collect();
+        // Stable: of one pid those that have ended come in their order, before the one that runs.
+        lives.sort_by_key(|(pid, ..)| *pid);
+        let accuracies = || {
+            let listed = lives.iter().map(|(_, process, ..)| process.ledger.accuracy());
+            listed.chain([self.ends.unlisted_accuracy()])
+        };
         let counters = &self.counters;
         let dropped = counters.dropped_events + counters.dropped_definitions + self.undecodable;
         let dropped = dropped.max(self.announced_drops);
         let unmatched_frees = accuracies().map(|accuracy| accuracy.unmatched_frees).sum();
         let mismatches = accuracies().map(|accuracy| accuracy.mismatches).sum();
+        let processes: Vec<ProcessSnapshot> = lives
+            .iter()
+            .map(|&(pid, process, state, exit)| ProcessSnapshot {
+                state,
+                exit: exit.cloned(),
+                ..self.process(pid, process, moment, &seconds)
+            })
+            .collect();
         let lost = processes.iter().flat_map(|p| &p.devices).any(|d| d.lost_bytes != 0);
         Snapshot {
             schema: SCHEMA,
@@ -189,13 +274,19 @@ impl Aggregator {
                 events: self.events,
                 dropped,
                 dropped_at_end: counters.unannounced,
-                exact: dropped == 0 && unmatched_frees == 0 && mismatches == 0 && !lost,
+                exact: dropped == 0
+                    && unmatched_frees == 0
+                    && mismatches == 0
+                    && counters.processes_full == 0
+                    && !lost,
                 truncated_stacks: counters.truncated_stacks + counters.faulted_stacks,
                 unmatched_frees,
                 mismatches,
+                untraced_children: counters.processes_full,
                 coverage: self.coverage.clone(),
             },
             processes,
+            finished: self.ends.totals(),
         }
     }
 
@@ -203,6 +294,7 @@ impl Aggregator {
         &self,
         pid: Pid,
         process: &Process,
+        moment: &Moment,
         seconds: &dyn Fn(u64) -> f64,
     ) -> ProcessSnapshot {
         let facts = &process.facts;
@@ -211,15 +303,20 @@ impl Aggregator {
         let failures = failures.map(|failure| self.failure(failure, &sites, seconds)).collect();
         ProcessSnapshot {
             pid,
-            start_time: facts.start_time.clone(),
+            parent: facts.parent,
+            start_time: facts.start_time.clone().or_else(|| {
+                let nanoseconds = moment.epoch_ns + i128::from(process.began_ns?);
+                let seconds = i64::try_from(nanoseconds / 1_000_000_000).ok()?;
+                OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()
+            }),
             command: facts.command.clone(),
             python: facts.python.clone(),
             notebook: None,
             kernel_id: None,
             container: facts.container.clone(),
             user: facts.user.clone(),
-            state: process.state,
-            exit: process.exit.clone(),
+            state: ProcessState::Running,
+            exit: None,
             devices: process.ledger.devices(),
             pools: process.ledger.pools(),
             host: HostSnapshot {

@@ -4,10 +4,14 @@
 //! descriptor, and with that the kernel removes every probe; so does the death of the tracer.
 
 mod error;
+mod multi;
 
 use std::{
+    collections::{BTreeMap, HashSet},
     error::Error,
+    iter,
     num::NonZeroU32,
+    os::fd::OwnedFd,
     panic::resume_unwind,
     path::{Path, PathBuf},
     thread,
@@ -21,12 +25,16 @@ use aya::{
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
     },
 };
-use tracer_common::{config::ProcessConfig, counters::Counters};
+use tracer_common::{
+    config::{ProcessConfig, USER_LIFE},
+    counters::Counters,
+};
 
 pub use self::error::{AttachError, LoadError};
+use self::multi::MultiPrograms;
 use crate::{
     model::{DriverCall, Pid},
-    sys::btf::{self, BtfError},
+    sys::btf::{self, BtfError, TaskOffsets},
 };
 
 /// Bytes of the ring buffer: room for 230,000 events between two drains.
@@ -102,8 +110,11 @@ impl Program {
 }
 
 /// Raw tracepoints: program and tracepoint.
-const TRACEPOINTS: [(&str, &str); 2] =
-    [("process_exit", "sched_process_exit"), ("process_exec", "sched_process_exec")];
+const TRACEPOINTS: [(&str, &str); 3] = [
+    ("process_fork", "sched_process_fork"),
+    ("process_exec", "sched_process_exec"),
+    ("process_exit", "sched_process_exit"),
+];
 
 /// How to load.
 #[derive(Clone, Debug)]
@@ -112,23 +123,46 @@ pub struct LoadOptions {
     pub ring_bytes: u32,
     /// Forward the kernel half's log records (`--log-ebpf`).
     pub log: bool,
+    /// Trace the children of the traced processes as well (`--follow-fork`). Probes are then attached
+    /// for whoever maps a library, and the kernel half picks out whose hits count.
+    pub follow: bool,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { ring_bytes: DEFAULT_RING_BYTES, log: false }
+        Self { ring_bytes: DEFAULT_RING_BYTES, log: false, follow: false }
     }
 }
 
 /// The loaded kernel half.
 pub struct Kernel {
     ebpf: Ebpf,
-    links: Vec<UProbeLink>,
+    links: Vec<Link>,
+    /// Unless the kernel is too old for them.
+    multi: Option<MultiPrograms>,
     events: RingBuf<MapData>,
     processes: HashMap<MapData, u32, [u8; CONFIG_SIZE]>,
     counters: PerCpuArray<MapData, [u8; COUNTERS_SIZE]>,
+    codes: HashMap<MapData, [u64; 2], u64>,
+    in_flight: HashMap<MapData, [u64; 2], [u64; 6]>,
+    requested: HashMap<MapData, u64, [u64; 2]>,
+    /// Lives handed out.
+    lives: u64,
     log: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
-    fsbase: Result<u32, BtfError>,
+    offsets: Result<TaskOffsets, BtfError>,
+}
+
+/// Entries of the kernel half's tables that belong to processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Traced processes.
+    pub processes: usize,
+    /// Code objects that are known.
+    pub codes: usize,
+    /// Driver calls between entry and return.
+    pub in_flight: usize,
+    /// Requests of pools between two hooks.
+    pub requested: usize,
 }
 
 impl Kernel {
@@ -140,24 +174,53 @@ impl Kernel {
     pub fn load(options: &LoadOptions) -> Result<Self, LoadError> {
         raise_memlock_limit();
         error::check_ring_buffer()?;
-        let fsbase = btf::fsbase_offset(Path::new(btf::KERNEL_BTF));
-        let offset = *fsbase.as_ref().unwrap_or(&0);
+        let offsets = btf::task_offsets(Path::new(btf::KERNEL_BTF));
+        let known = offsets.as_ref().copied().unwrap_or_default();
         let log_level = u8::from(options.log) * 5;
         let mut ebpf = EbpfLoader::new()
-            .override_global("FSBASE_OFFSET", &offset, true)
+            .override_global("FSBASE_OFFSET", &known.fsbase, true)
+            .override_global("TASK_TGID", &known.tgid, true)
+            .override_global("TASK_SIGNAL", &known.signal, true)
+            .override_global("TASK_EXIT_CODE", &known.exit_code, true)
+            .override_global("SIGNAL_LIVE", &known.live, true)
             .override_global("AYA_LOG_LEVEL", &log_level, false)
             .map_max_entries("EVENTS", options.ring_bytes)
             .load(OBJECT)
             .map_err(LoadError::from_aya)?;
         let log = if options.log { aya_log::EbpfLogger::init(&mut ebpf).ok() } else { None };
 
+        let multi = match MultiPrograms::load(OBJECT, &ebpf, &UPROBES) {
+            Ok(programs) => Some(programs),
+            Err(error) => {
+                tracing::debug!("each probe is attached by itself: {error}");
+                None
+            }
+        };
         let mut take = |name: &'static str| ebpf.take_map(name).ok_or(LoadError::Object(name));
         let events = RingBuf::try_from(take("EVENTS")?).map_err(LoadError::map)?;
         let processes = HashMap::try_from(take("PROCESSES")?).map_err(LoadError::map)?;
         let counters = PerCpuArray::try_from(take("COUNTERS")?).map_err(LoadError::map)?;
-        let mut kernel = Self { ebpf, links: Vec::new(), events, processes, counters, log, fsbase };
-        for name in UPROBES {
+        let codes = HashMap::try_from(take("CODES")?).map_err(LoadError::map)?;
+        let in_flight = HashMap::try_from(take("IN_FLIGHT")?).map_err(LoadError::map)?;
+        let requested = HashMap::try_from(take("REQUESTED")?).map_err(LoadError::map)?;
+        let mut kernel = Self {
+            ebpf,
+            links: Vec::new(),
+            multi,
+            events,
+            processes,
+            counters,
+            codes,
+            in_flight,
+            requested,
+            lives: 0,
+            log,
+            offsets,
+        };
+        let single = if kernel.multi.is_none() { UPROBES.as_slice() } else { &[] };
+        for &name in single {
             kernel.uprobe(name)?.load().map_err(|e| LoadError::program(name, e))?;
+            tracing::debug!("loaded `{name}`");
         }
         for (name, tracepoint) in TRACEPOINTS {
             let program: &mut RawTracePoint = kernel
@@ -178,21 +241,40 @@ impl Kernel {
             .ok_or(LoadError::Object(name))
     }
 
-    /// Why Python stacks cannot be taken on this kernel, if so.
-    pub fn python_stacks_unavailable(&self) -> Option<&BtfError> {
-        self.fsbase.as_ref().err()
+    /// Whether many probes are attached at once.
+    pub fn attaches_many(&self) -> bool {
+        self.multi.is_some()
     }
 
-    /// Attaches programs to places in files, for one process, and says of each how it went. A file need
-    /// not be mapped yet: the probe is there from its first mapping on.
-    pub fn attach(&mut self, places: &[Place], pid: Pid) -> Vec<Result<(), AttachError>> {
-        let Some(scope) = NonZeroU32::new(pid.0).map(UProbeScope::OneProcess) else {
-            return places.iter().map(|place| Err(place.error("pid 0"))).collect();
+    /// Why there are no Python stacks on this kernel, and no records of forks and exits, if so.
+    pub fn types_unavailable(&self) -> Option<&BtfError> {
+        self.offsets.as_ref().err()
+    }
+
+    /// Attaches programs to places in files, for one process or for all, and says of each how it went.
+    /// A file need not be mapped yet: the probe is there from its first mapping on.
+    pub fn attach(&mut self, places: &[Place], scope: Scope) -> Vec<Result<(), AttachError>> {
+        if let Some(multi) = &self.multi {
+            let results = attach_many(multi, places, scope);
+            return results
+                .into_iter()
+                .map(|result| result.map(|link| self.links.extend(link.map(Link::Many))))
+                .collect();
+        }
+        let scope = match scope {
+            Scope::AllProcesses => UProbeScope::AllProcesses,
+            Scope::Process(pid) => match NonZeroU32::new(pid.0) {
+                Some(pid) => UProbeScope::OneProcess(pid),
+                None => return places.iter().map(|place| Err(place.error("pid 0"))).collect(),
+            },
         };
         let prepared: Vec<_> = places.iter().map(|place| (place, self.handle(place))).collect();
         // The kernel waits for a grace period at each; threads wait for the same one.
         let results = in_parallel(prepared, |(place, handle)| attach_one(place, handle?, scope));
-        results.into_iter().map(|result| result.map(|link| self.links.push(link))).collect()
+        results
+            .into_iter()
+            .map(|result| result.map(|link| self.links.push(Link::One(link))))
+            .collect()
     }
 
     /// Another handle to a loaded program, so that several threads can attach it.
@@ -205,15 +287,41 @@ impl Kernel {
         unsafe { UProbe::from_program_info(info, name.into(), kind) }.map_err(|e| place.error(e))
     }
 
-    /// Starts, or changes, the tracing of a process.
+    /// Starts the tracing of a process.
     ///
     /// # Errors
     ///
     /// When the map is full.
     pub fn set_process(&mut self, pid: Pid, config: &ProcessConfig) -> Result<(), LoadError> {
+        self.put_process(pid, config, 0)
+    }
+
+    /// Changes what is known of a process; an error if it is not traced any more.
+    ///
+    /// # Errors
+    ///
+    /// When it is not in the map.
+    pub fn change_process(&mut self, pid: Pid, config: &ProcessConfig) -> Result<(), LoadError> {
+        const BPF_EXIST: u64 = 2;
+        self.put_process(pid, config, BPF_EXIST)
+    }
+
+    fn put_process(
+        &mut self,
+        pid: Pid,
+        config: &ProcessConfig,
+        flags: u64,
+    ) -> Result<(), LoadError> {
+        self.lives += 1;
+        let config = ProcessConfig { life: USER_LIFE | self.lives, ..*config };
         let mut value = [0u8; CONFIG_SIZE];
-        value.copy_from_slice(bytemuck::bytes_of(config));
-        self.processes.insert(pid.0, value, 0).map_err(LoadError::map)
+        value.copy_from_slice(bytemuck::bytes_of(&config));
+        self.processes.insert(pid.0, value, flags).map_err(LoadError::map)
+    }
+
+    /// Whether a process is traced. Those that end are removed by the kernel half itself.
+    pub fn has_process(&self, pid: Pid) -> bool {
+        self.processes.get(&pid.0, 0).is_ok()
     }
 
     /// Stops the tracing of a process. Probes stay until the kernel half is dropped, but they report
@@ -221,6 +329,49 @@ impl Kernel {
     pub fn remove_process(&mut self, pid: Pid) {
         // An error means that it was not traced.
         let _ = self.processes.remove(&pid.0);
+    }
+
+    /// Stops the tracing of every process.
+    pub fn remove_all_processes(&mut self) {
+        let pids: Vec<u32> = self.processes.keys().flatten().collect();
+        for pid in pids {
+            self.remove_process(Pid(pid));
+        }
+    }
+
+    /// Removes what processes that are not traced any more have left in the tables.
+    pub fn sweep(&mut self) {
+        // First what there is, then who is still alive: what a new process adds is not looked at.
+        let codes: Vec<[u64; 2]> = self.codes.keys().flatten().collect();
+        let calls: Vec<[u64; 2]> = self.in_flight.keys().flatten().collect();
+        let requests: Vec<u64> = self.requested.keys().flatten().collect();
+        let mut lives = HashSet::new();
+        let mut pids = HashSet::new();
+        for (pid, value) in self.processes.iter().flatten() {
+            lives.insert(bytemuck::pod_read_unaligned::<ProcessConfig>(&value).life);
+            pids.insert(u64::from(pid));
+        }
+        // `CodeKey` and `CallKey` of the kernel half: address and life; thread (with the process in
+        // its upper half) and call.
+        for key in codes.iter().filter(|[_, life]| !lives.contains(life)) {
+            let _ = self.codes.remove(key);
+        }
+        for key in calls.iter().filter(|[thread, _]| !pids.contains(&(thread >> 32))) {
+            let _ = self.in_flight.remove(key);
+        }
+        for thread in requests.iter().filter(|thread| !pids.contains(&(*thread >> 32))) {
+            let _ = self.requested.remove(thread);
+        }
+    }
+
+    /// How full the tables are.
+    pub fn occupancy(&self) -> Occupancy {
+        Occupancy {
+            processes: self.processes.keys().count(),
+            codes: self.codes.keys().count(),
+            in_flight: self.in_flight.keys().count(),
+            requested: self.requested.keys().count(),
+        }
     }
 
     /// Hands every record that is in the ring buffer to `sink`, oldest first; returns how many.
@@ -258,6 +409,22 @@ impl Drop for Kernel {
     }
 }
 
+/// What keeps probes in place; they go when this is dropped.
+#[expect(dead_code, reason = "held to be dropped")]
+enum Link {
+    One(UProbeLink),
+    Many(OwnedFd),
+}
+
+/// Whose hits of a probe run a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Those of one process.
+    Process(Pid),
+    /// Everyone's: the program looks itself whether the process is traced.
+    AllProcesses,
+}
+
 /// A program and where to attach it.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -288,6 +455,55 @@ fn attach_one(
     program.take_link(link).map_err(|e| place.error(e))
 }
 
+/// What a place has got: nothing for all but the first of those that share a link.
+type Linked = Result<Option<OwnedFd>, AttachError>;
+
+/// Attaches every program to its places in a file by a few links: attaching waits for a grace period at
+/// each place, and threads wait for the same one.
+fn attach_many(multi: &MultiPrograms, places: &[Place], scope: Scope) -> Vec<Linked> {
+    let pid = match scope {
+        Scope::AllProcesses => 0,
+        Scope::Process(pid) if pid.0 == 0 => {
+            return places.iter().map(|place| Err(place.error("pid 0"))).collect();
+        }
+        Scope::Process(pid) => pid.0,
+    };
+    let mut groups: BTreeMap<(&str, &Path), Vec<usize>> = BTreeMap::new();
+    for (index, place) in places.iter().enumerate() {
+        groups.entry((place.program.name(), &place.path)).or_default().push(index);
+    }
+    let size = places.len().div_ceil(WORKERS).max(1);
+    let groups = groups.values().flat_map(|group| group.chunks(size)).map(<[_]>::to_vec).collect();
+    let results = in_parallel(groups, |group| attach_group(multi, places, group, pid));
+    let mut results: Vec<(usize, Linked)> = results.into_iter().flatten().collect();
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn attach_group(
+    multi: &MultiPrograms,
+    places: &[Place],
+    group: Vec<usize>,
+    pid: u32,
+) -> Vec<(usize, Linked)> {
+    let together: Vec<&Place> = group.iter().map(|&index| &places[index]).collect();
+    match multi.link(&together, pid) {
+        Ok(link) => {
+            let links = iter::once(Some(link)).chain(iter::repeat_with(|| None));
+            group.into_iter().zip(links.map(Ok)).collect()
+        }
+        // One bad place spoils the link for all.
+        Err(_) if group.len() > 1 => group
+            .into_iter()
+            .flat_map(|index| attach_group(multi, places, vec![index], pid))
+            .collect(),
+        Err(error) => {
+            let alone = group.first().map(|&index| (index, Err(places[index].error(error))));
+            alone.into_iter().collect()
+        }
+    }
+}
+
 /// Threads that wait for the kernel.
 const WORKERS: usize = 32;
 
@@ -295,7 +511,7 @@ const WORKERS: usize = 32;
 fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let size = items.len().div_ceil(WORKERS).max(1);
     let mut items = items.into_iter();
-    let chunks = std::iter::from_fn(|| {
+    let chunks = iter::from_fn(|| {
         let chunk: Vec<T> = items.by_ref().take(size).collect();
         (!chunk.is_empty()).then_some(chunk)
     });

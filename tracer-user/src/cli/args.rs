@@ -16,6 +16,7 @@ Examples:
   sudo cudatrace --pid 4242 --duration 30s               one report after half a minute
   sudo cudatrace --pid 4242 --duration 30s -o report.json -o leak.svg
   sudo cudatrace flamegraph --pid 4242 -o leak.svg       picture of what is not freed, at Ctrl-C
+  sudo cudatrace doctor --pid 4242                       what would be traced, and what is missing
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 missing privilege or kernel feature,
 4 no such process or nothing to trace.";
@@ -57,6 +58,25 @@ pub enum Verb {
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
     },
+    /// Show what can be traced here, and what to do about each gap; attaches nothing
+    Doctor(DoctorArgs),
+}
+
+/// What to look at.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Process to look at; nothing is attached to it
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Show every probe and where it goes
+    #[arg(long)]
+    pub all: bool,
+    /// With the probes of `--cpu`
+    #[arg(long)]
+    pub cpu: bool,
+    /// As JSON: the schema cudatrace.doctor/1
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What to trace, and for how long.
@@ -66,6 +86,9 @@ pub struct TraceArgs {
     #[arg(long, value_name = "PID", value_delimiter = ',', required = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
+    /// Trace children that it makes from then on as well, and what they become by exec
+    #[arg(long)]
+    pub follow_fork: bool,
     /// Stop after this time, such as 500ms, 30s or 2m; without it at Ctrl-C or the process's end
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub duration: Option<Duration>,

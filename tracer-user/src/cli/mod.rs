@@ -1,6 +1,7 @@
 //! The command line: arguments as typed, then as meant, then the trace.
 
 mod args;
+mod doctor;
 mod output;
 mod trace;
 
@@ -10,6 +11,7 @@ use anyhow::Error;
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 
 pub use self::args::Args;
+use self::args::Verb;
 use crate::{
     bpf::LoadError,
     session::SessionError,
@@ -27,7 +29,11 @@ mod code {
 /// Runs the program on the arguments of the process.
 pub fn main() -> ExitCode {
     let args = Args::try_parse().unwrap_or_else(|error| refuse(error));
-    match trace::run(&args) {
+    let result = match &args.verb {
+        Some(Verb::Doctor(args)) => doctor::run(args),
+        _ => trace::run(&args),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -64,7 +70,7 @@ fn is_broken_pipe(error: &Error) -> bool {
 
 fn exit_code(error: &Error) -> u8 {
     for cause in error.chain() {
-        if cause.is::<PrivilegeError>() {
+        if cause.is::<PrivilegeError>() || cause.is::<doctor::Unable>() {
             return code::MISSING;
         }
         if cause.is::<UsageError>() {
@@ -75,6 +81,7 @@ fn exit_code(error: &Error) -> u8 {
             Some(SessionError::Lock(LockError::Held { .. } | LockError::Io { .. })) => {
                 return code::FAILED;
             }
+            Some(SessionError::CannotFollow(_)) => return code::MISSING,
             Some(SessionError::NoProbe { .. }) => return code::FAILED,
             Some(_) => return code::NOTHING,
             None => {}

@@ -53,7 +53,7 @@ fn plan(args: &Args) -> Result<Plan<'_>> {
             files: files(slice::from_ref(output), Some(Format::Flamegraph))?,
             interval: None,
         },
-        None => {
+        _ => {
             // A format that is asked for goes to the files if there are any; without one, people
             // read text while the files are being made.
             let standard_output = match args.format {
@@ -109,7 +109,11 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     numbers.sort_unstable();
     numbers.dedup();
     let pids: Vec<Pid> = numbers.iter().copied().map(Pid).collect();
-    let load = LoadOptions { ring_bytes: plan.trace.ring_size, log: plan.trace.log_ebpf };
+    let load = LoadOptions {
+        ring_bytes: plan.trace.ring_size,
+        log: plan.trace.log_ebpf,
+        follow: plan.trace.follow_fork,
+    };
     let mut session = Session::start(&pids, &load, Extras { cpu: plan.trace.cpu })?;
     for warning in session.warnings() {
         eprintln!("cudatrace: {warning}");

@@ -5,7 +5,7 @@ use thiserror::Error;
 use tracer_common::wire::{
     BlockEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES,
     MemoryEvent, PoolRecord, ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord,
-    phase, probe, process_kind, stack_flag, tag,
+    UNKNOWN_REQUEST, phase, probe, process_kind, stack_flag, tag,
 };
 
 use super::string::{Kept, text};
@@ -69,12 +69,20 @@ pub enum Record {
 /// What happened to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessChange {
-    /// Its first thread exited.
-    Exit,
+    /// Its last thread exited.
+    Exit {
+        /// Its wait status.
+        status: u32,
+    },
     /// It replaced its program.
     Exec,
     /// The dynamic loader added or removed libraries.
     LibrariesChanged,
+    /// It made a child, which is traced.
+    Fork {
+        /// The child.
+        child: Pid,
+    },
 }
 
 /// The name of a pool.
@@ -156,7 +164,8 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         tag::MEMORY => Record::Memory(memory(&read(bytes, tag::MEMORY)?, None)?),
         tag::BLOCK => {
             let record: BlockEvent = read(bytes, tag::BLOCK)?;
-            Record::Memory(memory(&record.event, Some(record.requested))?)
+            let requested = Some(record.requested).filter(|&bytes| bytes != UNKNOWN_REQUEST);
+            Record::Memory(memory(&record.event, requested)?)
         }
         tag::POOL => Record::Pool(pool_definition(pid, &read(bytes, tag::POOL)?)?),
         tag::CODE => Record::Code(code(pid, &read(bytes, tag::CODE)?)),
@@ -173,9 +182,10 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         tag::PROCESS => {
             let record: ProcessRecord = read(bytes, tag::PROCESS)?;
             let change = match record.header.detail {
-                process_kind::EXIT => ProcessChange::Exit,
+                process_kind::EXIT => ProcessChange::Exit { status: record.value as u32 },
                 process_kind::EXEC => ProcessChange::Exec,
                 process_kind::LIBRARIES_CHANGED => ProcessChange::LibrariesChanged,
+                process_kind::FORK => ProcessChange::Fork { child: Pid(record.value as u32) },
                 value => return Err(DecodeError::Unknown { what: "process change", value }),
             };
             Record::Process { pid, time_ns: record.time_ns, change }

@@ -141,8 +141,9 @@ fn the_small_records() {
     assert_eq!(decode(bytes_of(&freed)), Ok(Record::CodeFreed(Pid(42), CodeId(8))));
     let loss = LossRecord { header: header(tag::LOSS, 0), time_ns: 1, dropped: 3 };
     assert_eq!(decode(bytes_of(&loss)), Ok(Record::Loss { dropped: 3 }));
-    let exit = ProcessRecord { header: header(tag::PROCESS, process_kind::EXIT), time_ns: 1 };
-    let change = ProcessChange::Exit;
+    let exit =
+        ProcessRecord { header: header(tag::PROCESS, process_kind::EXIT), time_ns: 1, value: 9 };
+    let change = ProcessChange::Exit { status: 9 };
     assert_eq!(decode(bytes_of(&exit)), Ok(Record::Process { pid: Pid(42), time_ns: 1, change }));
     let lines = LinesRecord {
         header: header(tag::LINES, 0),

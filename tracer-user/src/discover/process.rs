@@ -10,7 +10,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::model::Pid;
+use crate::model::{self, Pid};
 
 /// Where the process file system is mounted.
 pub const PROC: &str = "/proc";
@@ -201,10 +201,7 @@ pub fn is_same(pid: Pid, start_ticks: u64) -> bool {
 pub fn ending(pid: Pid) -> Option<String> {
     let stat = Stat::read(pid).ok().filter(|stat| stat.state == 'Z')?;
     let status = stat.exit_code?;
-    Some(match status & 0x7f {
-        0 => format!("exit {}", status >> 8 & 0xff),
-        signal => format!("signal {signal}"),
-    })
+    Some(model::ending(status as u32))
 }
 
 /// Clock ticks since boot as a date.

@@ -9,6 +9,7 @@ pub use event::{
 };
 pub use ids::{CodeId, Device, DeviceAddress, Level, Pid, PoolId, StackId, StackIndex, Tid};
 pub use snapshot::{
-    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,
-    PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict,
+    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
+    HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
+    Verdict, ending,
 };

@@ -20,8 +20,26 @@ pub struct Snapshot {
     pub duration_s: f64,
     /// How well the tracer itself did.
     pub tracer: Tracer,
-    /// By pid.
+    /// By pid, and lives of the same pid in their order.
     pub processes: Vec<ProcessSnapshot>,
+    /// Children that have ended (`--follow-fork`).
+    pub finished: Finished,
+}
+
+/// Children that have ended: those that allocated last are among the processes, the others only
+/// counted here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Finished {
+    /// How many have ended.
+    pub children: u64,
+    /// Of these, how many are not listed: they allocated nothing, or there were too many.
+    pub unlisted: u64,
+    /// What the unlisted ones were given by the driver, in bytes.
+    pub unlisted_total_bytes: u64,
+    /// The same in blocks.
+    pub unlisted_total_blocks: u64,
+    /// Of these bytes, what they held at their end, and the driver took back.
+    pub unlisted_held_bytes: u64,
 }
 
 /// How well the tracer itself did. Anything but zeros makes numbers below inexact, and says so.
@@ -44,6 +62,8 @@ pub struct Tracer {
     pub unmatched_frees: u64,
     /// Events whose totals disagreed with the ledger without a drop that explains it.
     pub mismatches: u64,
+    /// Children that were not traced because too many were traced at that moment.
+    pub untraced_children: u64,
     /// What was attached, and what was not and why.
     pub coverage: Vec<Coverage>,
 }
@@ -71,6 +91,14 @@ impl Coverage {
     }
 }
 
+/// How a process ended, by its wait status: `exit 0` or `signal 9`.
+pub fn ending(status: u32) -> String {
+    match status & 0x7f {
+        0 => format!("exit {}", status >> 8 & 0xff),
+        signal => format!("signal {signal}"),
+    }
+}
+
 /// Life of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -88,6 +116,9 @@ pub enum ProcessState {
 pub struct ProcessSnapshot {
     /// Process id.
     pub pid: Pid,
+    /// The process that it was forked from while traced. Its ledger starts empty then: what the parent
+    /// held on the GPU stays the parent's.
+    pub parent: Option<Pid>,
     /// When it started, RFC 3339.
     pub start_time: Option<String>,
     /// Its command line.

@@ -4,8 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,
-    Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict,
+    AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
+    HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
+    Verdict,
 };
 
 fn frame(function: &str, file: &str, line: u32) -> Frame {
@@ -72,6 +73,7 @@ fn process() -> ProcessSnapshot {
     );
     ProcessSnapshot {
         pid: Pid(4242),
+        parent: None,
         start_time: Some("2026-12-01T03:50:06Z".to_owned()),
         command: "/env/bin/python -m ipykernel_launcher -f kernel.json".to_owned(),
         python: Some("3.11.7".to_owned()),
@@ -139,6 +141,7 @@ fn snapshot(processes: Vec<ProcessSnapshot>) -> Snapshot {
             truncated_stacks: 0,
             unmatched_frees: 0,
             mismatches: 0,
+            untraced_children: 0,
             coverage: vec![Coverage {
                 library: "/env/lib/libcuda.so.1".to_owned(),
                 symbol: "cuMemAlloc_v2".to_owned(),
@@ -147,6 +150,7 @@ fn snapshot(processes: Vec<ProcessSnapshot>) -> Snapshot {
             }],
         },
         processes,
+        finished: Finished::default(),
     }
 }
 

@@ -30,16 +30,37 @@ pub enum BtfError {
     Missing(String),
 }
 
-/// Byte offset of `thread.fsbase` in `task_struct`: the thread pointer of an x86-64 task.
+/// Byte offsets in the kernel's own structures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskOffsets {
+    /// `thread.fsbase` in `task_struct`: the thread pointer of an x86-64 task.
+    pub fsbase: u32,
+    /// `tgid` in `task_struct`: its process.
+    pub tgid: u32,
+    /// `signal` in `task_struct`: what the threads of a process share.
+    pub signal: u32,
+    /// `exit_code` in `task_struct`: the wait status.
+    pub exit_code: u32,
+    /// `live` in `signal_struct`: threads that have not exited.
+    pub live: u32,
+}
+
+/// The offsets that the kernel half needs.
 ///
 /// # Errors
 ///
 /// [`BtfError`] when the kernel publishes no type information, or it lacks these fields.
-pub fn fsbase_offset(path: &Path) -> Result<u32, BtfError> {
+pub fn task_offsets(path: &Path) -> Result<TaskOffsets, BtfError> {
     let data = fs::read(path)
         .map_err(|source| BtfError::Read { path: path.display().to_string(), source })?;
     let btf = Btf::parse(&data)?;
-    Ok(btf.field("task_struct", "thread")? + btf.field("thread_struct", "fsbase")?)
+    Ok(TaskOffsets {
+        fsbase: btf.field("task_struct", "thread")? + btf.field("thread_struct", "fsbase")?,
+        tgid: btf.field("task_struct", "tgid")?,
+        signal: btf.field("task_struct", "signal")?,
+        exit_code: btf.field("task_struct", "exit_code")?,
+        live: btf.field("signal_struct", "live")?,
+    })
 }
 
 const MAGIC: u16 = 0xeb9f;
@@ -180,8 +201,9 @@ mod tests {
     #[test]
     fn the_running_kernel_is_read_if_it_publishes_types() {
         if Path::new(KERNEL_BTF).exists() {
-            let offset = fsbase_offset(Path::new(KERNEL_BTF)).unwrap();
-            assert!(offset > 0 && offset.is_multiple_of(8));
+            let offsets = task_offsets(Path::new(KERNEL_BTF)).unwrap();
+            assert!(offsets.fsbase > 0 && offsets.fsbase.is_multiple_of(8));
+            assert!(offsets.tgid > 0 && offsets.signal > 0 && offsets.live > 0);
         }
     }
 }

@@ -17,7 +17,8 @@ const PTRACE: u32 = 19;
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("missing {missing}: run `sudo {command}`{container}")]
 pub struct PrivilegeError {
-    missing: String,
+    /// What is missing, and for what.
+    pub missing: String,
     command: String,
     container: &'static str,
 }

@@ -44,6 +44,13 @@ pub(super) fn write(tracer: &Tracer, out: &mut impl io::Write) -> io::Result<()>
             ],
         ),
         (tracer.truncated_stacks, ["stack lacks outer frames", "stacks lack outer frames"]),
+        (
+            tracer.untraced_children,
+            [
+                "child was not traced: too many at once",
+                "children were not traced: too many at once",
+            ],
+        ),
     ] {
         if count > 0 {
             writeln!(out, "{} {}", number(count), what[usize::from(count > 1)])?;

@@ -16,7 +16,7 @@ use super::{
     label::{self, FileNames},
     sanitize,
 };
-use crate::model::{Level, ProcessSnapshot, ProcessState, Snapshot};
+use crate::model::{Finished, Level, ProcessSnapshot, ProcessState, Snapshot};
 
 /// Writes the report.
 ///
@@ -45,8 +45,26 @@ pub fn write_text(
         writeln!(out)?;
         write_process(process, options, tracer.exact, &names, out)?;
     }
+    write_finished(&snapshot.finished, out)?;
     writeln!(out)?;
     accuracy::write(tracer, out)
+}
+
+/// Children that have ended, as far as they are not listed.
+fn write_finished(finished: &Finished, out: &mut impl io::Write) -> io::Result<()> {
+    if finished.unlisted == 0 {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let count = label::number(finished.unlisted);
+    let mut line = Paragraph::new(&format!("{count} more children have ended:"), 2);
+    line.add_words(&format!(
+        "the driver gave them {} in {} blocks, of which they held {} at their end",
+        label::size(finished.unlisted_total_bytes),
+        label::number(finished.unlisted_total_blocks),
+        label::size(finished.unlisted_held_bytes),
+    ));
+    line.write(out)
 }
 
 fn write_process(
@@ -71,6 +89,10 @@ fn write_process(
     }
     if let Some(id) = &process.container {
         about.add(" · ", &format!("container {id:.12}"));
+    }
+    if let Some(parent) = process.parent {
+        about.add(" · ", &format!("child of {parent}"));
+        about.add_words("(starts empty: GPU memory from before the fork is its parent's)");
     }
     about.write(out)?;
     writeln!(out, "  {}", cut(&sanitize(&process.command), 76))?;
