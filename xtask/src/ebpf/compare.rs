@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_renamed_program_or_map_is_noticed() {
         let data = object();
-        for name in ["torch_report", "PROCESSES"] {
+        for name in ["pool_hook", "PROCESSES"] {
             let (start, size) = range(&data, ".strtab");
             let at =
                 data[start..start + size].windows(name.len()).position(|w| w == name.as_bytes());
