@@ -5,6 +5,7 @@
 
 pub mod child;
 pub mod trace;
+pub mod tracer;
 
 use std::{env, ops::RangeInclusive, path::PathBuf};
 
@@ -24,6 +25,15 @@ pub fn sandbox_python() -> PathBuf {
 /// When the tests are not run by `cargo xtask test`.
 pub fn cudatrace() -> PathBuf {
     variable("CUDATRACE_BIN")
+}
+
+/// The vendor's own libraries: a folder for each.
+///
+/// # Panics
+///
+/// When the tests are not run by `cargo xtask test`.
+pub fn vendor_libraries() -> PathBuf {
+    variable("CUDATRACE_VENDOR_LIBRARIES")
 }
 
 fn variable(name: &str) -> PathBuf {

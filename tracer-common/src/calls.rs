@@ -61,7 +61,8 @@ pub mod place {
     pub const ARRAY: u8 = 0x50;
     /// The same with three dimensions.
     pub const ARRAY_3D: u8 = 0x60;
-    /// The pitch that argument 1 points to, times the height in argument 3.
+    /// The pitch that argument 1 points to, times the height in argument 3; of a failed call, which
+    /// has no pitch, the width in argument 2 times the height.
     pub const PITCHED: u8 = 0x70;
 }
 

@@ -18,7 +18,7 @@ use crate::{
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
     },
-    model::{Coverage, Pid, Snapshot},
+    model::{AllocationEvent, Coverage, Pid, Snapshot},
     sys::{
         self,
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
@@ -78,12 +78,16 @@ struct Target {
     alive: bool,
 }
 
+/// Sees every event, before the ledger does.
+pub type Tap = Box<dyn FnMut(&AllocationEvent)>;
+
 /// A running trace.
 pub struct Session {
     kernel: Kernel,
     core: Aggregator,
     targets: Vec<Target>,
     extras: Extras,
+    tap: Option<Tap>,
     start_ns: u64,
 }
 
@@ -118,6 +122,7 @@ impl Session {
             core: Aggregator::default(),
             targets: Vec::new(),
             extras,
+            tap: None,
             start_ns: sys::monotonic_ns(),
         };
         for (found, lock) in locked {
@@ -160,15 +165,23 @@ impl Session {
         Ok(())
     }
 
+    /// From here on `tap` sees every event.
+    pub fn set_tap(&mut self, tap: Tap) {
+        self.tap = Some(tap);
+    }
+
     /// Takes everything that the kernel half has recorded, and reacts to what happened to the
     /// processes. Call it many times a second: the ring buffer holds a quarter of a million events.
     pub fn tick(&mut self) {
         let mut changed: Vec<(Pid, ProcessChange)> = Vec::new();
-        let core = &mut self.core;
+        let (core, tap) = (&mut self.core, &mut self.tap);
         self.kernel.drain(|bytes| match decode(bytes) {
             Ok(record) => {
                 if let Record::Process { pid, change, .. } = record {
                     changed.push((pid, change));
+                }
+                if let (Record::Memory(event), Some(tap)) = (&record, tap.as_mut()) {
+                    tap(event);
                 }
                 core.apply(record);
             }

@@ -104,6 +104,12 @@ fn report(
     let failed = phase == phase::FAILED;
     // What a failed call would have written is not there.
     let address = if failed && shape.when == when::RETURN { 0 } else { value(shape.address, call) };
+    // The pitch is not known then, but what was asked for is.
+    let size = if failed && shape.size == place::PITCHED {
+        call.arguments[2].wrapping_mul(call.arguments[3])
+    } else {
+        value(shape.size, call)
+    };
     let extra = if failed { u64::from(error) } else { value(shape.aux, call) };
     let event = MemoryEvent {
         header: RecordHeader { tag: tag::MEMORY, detail: 0, tgid: target.tgid() },
@@ -115,7 +121,7 @@ fn report(
         flags: stack.flags,
         device: -1,
         address,
-        size: value(shape.size, call) as i64,
+        size: size as i64,
         stack: stack.id,
         extra: [extra, call.caller],
     };
