@@ -3,10 +3,9 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
-    process::{Child, Command, Output, Stdio},
-    thread::{self, JoinHandle},
+    process::{Command, Output, Stdio},
+    thread,
     time::Duration,
 };
 

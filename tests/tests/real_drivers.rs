@@ -1,5 +1,6 @@
-//! The vendor's own driver libraries, of seven versions. Without a GPU their calls all fail, but they
-//! are called as any program calls them, and each has to be seen exactly as it was.
+//! The vendor's own driver libraries, of seven versions, and runtime libraries, of two. Without a GPU
+//! their calls all fail, but they are called as any program calls them, and each has to be seen exactly
+//! as it was.
 
 use std::{
     collections::BTreeMap,
@@ -43,6 +44,14 @@ fn compile(folder: &TempDir) -> PathBuf {
         .unwrap();
     assert!(status.success());
     program
+}
+
+/// The entry points of the driver, or of the runtime, with their places in the table.
+fn calls(of_runtime: bool) -> impl Iterator<Item = (usize, &'static Call)> {
+    CALLS
+        .iter()
+        .enumerate()
+        .filter(move |(_, call)| (call.shape.when == when::RUNTIME) == of_runtime)
 }
 
 /// The workload with libraries loaded, and a tracer of it that writes every event down.
@@ -145,6 +154,7 @@ fn expected(call: &Call, index: usize, error: i64) -> Vec<Value> {
     };
     match shape.when {
         when::RETURN => vec![event("failed", 0)],
+        when::RUNTIME => vec![event("failed", argument(shape.address))],
         when::ENTRY => {
             vec![event("begun", argument(shape.address)), event("failed", argument(shape.address))]
         }
@@ -184,7 +194,7 @@ fn examine(version: &str, library: &Path) -> Findings {
     assert_ne!(traced.init, 0, "{version} finds a GPU that was hidden from it");
     let mut findings = Findings::default();
     let mut wanted = Vec::new();
-    for (index, call) in CALLS.iter().enumerate() {
+    for (index, call) in calls(false) {
         let (values, memory) = arguments(index, &call.shape);
         for (address, value) in memory {
             traced.talker.say(&format!("poke {address:x} {value:x}"));
@@ -297,7 +307,7 @@ fn document(all: &[(&str, Findings)]) -> String {
          it.\n\n",
     );
     heads(&mut text, "entry point");
-    for call in &CALLS {
+    for (_, call) in calls(false) {
         row(&mut text, &format!("`{}`", call.symbol), &|f| {
             f.places.get(call.symbol).cloned().unwrap_or_default()
         });
@@ -336,5 +346,36 @@ fn every_export_of_every_version_is_seen_once() {
     } else {
         let committed = fs::read_to_string(path).unwrap();
         assert_eq!(committed, text, "docs/drivers.md is old: run `cargo xtask drivers`");
+    }
+}
+
+/// Without a GPU the runtime finds out that there is none, or that the driver is too old for it, before
+/// it asks the driver for memory. Each call is one failure all the same, and the program is the caller.
+#[test]
+fn every_call_of_the_runtime_is_seen_once() {
+    for (runtime, driver) in [("12", "450.248.02"), ("12", "550.163.01"), ("13", "555.58.02")] {
+        let file = format!("libcudart.so.{runtime}");
+        let (Some(library), Some(driver)) = (
+            vendor_library(&format!("runtime-{runtime}"), &file),
+            vendor_library(&format!("driver-{driver}"), "libcuda.so.1"),
+        ) else {
+            continue;
+        };
+        let mut traced = Traced::start(&[&driver, &library]);
+        let mut wanted = Vec::new();
+        for (index, call) in calls(true) {
+            let (values, _) = arguments(index, &call.shape);
+            let values = values.map(|value| format!("{value:x}")).join(" ");
+            let answer = traced.ask(&format!("dlsym {} {values}", call.symbol));
+            let error = answer["result"].as_i64().unwrap();
+            assert_ne!(error, 0, "{file}: {} cannot succeed without a GPU", call.symbol);
+            wanted.extend(expected(call, index, error));
+        }
+        let (events, report) = traced.finish();
+        let events: Vec<Value> = events.iter().map(seen).collect();
+        assert_eq!(events, wanted, "{file} on {}", driver.display());
+        for failure in report["processes"][0]["failures"].as_array().unwrap() {
+            assert_eq!(failure["caller"], "real_driver", "{failure}");
+        }
     }
 }

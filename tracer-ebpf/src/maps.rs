@@ -55,6 +55,10 @@ pub struct Requested {
     pub bytes: u64,
 }
 
+/// Calls of the runtime between entry and return, by thread. LRU: a thread can end inside of one.
+#[map]
+pub static RUNTIME: LruHashMap<u64, RuntimeCall> = LruHashMap::with_max_entries(8 * 1024, 0);
+
 /// A code object of a process.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -83,4 +87,18 @@ pub struct Call {
     pub arguments: [u64; 5],
     /// Return address.
     pub caller: u64,
+}
+
+/// What the entry of a call of the runtime saw.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RuntimeCall {
+    /// Arguments and return address.
+    pub call: Call,
+    /// Its place in [`tracer_common::calls::CALLS`].
+    pub index: u64,
+    /// Where its return address lies: calls inside have theirs below.
+    pub stack_pointer: u64,
+    /// Not 0 once the driver was asked for memory.
+    pub asked: u64,
 }

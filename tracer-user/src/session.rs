@@ -13,7 +13,7 @@ use crate::{
     decode::{ProcessChange, Record, decode},
     discover::{
         library::{self, LibraryFile, LibraryKind},
-        maps::mapped_files,
+        maps::{MappedFile, mapped_files},
         plan::{self, Extras, ProbeSite},
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
@@ -135,7 +135,7 @@ impl Session {
 
     /// Attaches every probe of a process, then lets events of it through.
     fn add(&mut self, found: Found, lock: TraceLock) -> Result<(), SessionError> {
-        let Found { info, pidfd, python, python_gap, libraries, anchor } = found;
+        let Found { info, pidfd, python, python_gap, libraries, files } = found;
         let pid = info.pid;
         let unavailable = self.kernel.python_stacks_unavailable().map(ToString::to_string);
         let mut target = Target {
@@ -153,7 +153,7 @@ impl Session {
         attach_code_dealloc(&mut self.kernel, &mut target);
         self.kernel.set_process(pid, &config(&target))?;
         // From here on an exit or exec is an event; what happened before shows in the process itself.
-        if !process::is_same(pid, target.info.start_ticks) || !still_maps(pid, anchor) {
+        if !process::is_same(pid, target.info.start_ticks) || !still_maps(pid, &files) {
             return Err(SessionError::Vanished(pid));
         }
         if !target.coverage.iter().any(|entry| entry.attached) {
@@ -161,6 +161,7 @@ impl Session {
             return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
         }
         self.core.set_process(pid, facts(&target, self.extras));
+        map_code(&mut self.core, pid, &files);
         self.targets.push(target);
         Ok(())
     }
@@ -180,8 +181,11 @@ impl Session {
                 if let Record::Process { pid, change, .. } = record {
                     changed.push((pid, change));
                 }
-                if let (Record::Memory(event), Some(tap)) = (&record, tap.as_mut()) {
-                    tap(event);
+                if let Record::Memory(event) = &record {
+                    find_caller(core, event);
+                    if let Some(tap) = tap {
+                        tap(event);
+                    }
                 }
                 core.apply(record);
             }
@@ -246,6 +250,7 @@ impl Session {
             return;
         };
         let Ok(files) = mapped_files(pid) else { return };
+        map_code(&mut self.core, pid, &files);
         let new: Vec<LibraryFile> = library::mapped(&files)
             .into_iter()
             .filter(|library| !target.attached.contains(&(library.kind, library.inode)))
@@ -287,8 +292,8 @@ struct Found {
     python: Option<PythonTarget>,
     python_gap: Option<String>,
     libraries: Vec<LibraryFile>,
-    /// The inode of the first file that it has mapped, its program: another after exec.
-    anchor: Option<u64>,
+    /// What it has mapped.
+    files: Vec<MappedFile>,
 }
 
 impl Found {
@@ -310,7 +315,6 @@ impl Found {
             Err(error) => (None, Some(error.to_string()), true),
         };
         let files = mapped_files(pid)?;
-        let anchor = files.first().map(|file| file.inode);
         let mut libraries = library::mapped(&files);
         let cuda = |libraries: &[LibraryFile]| {
             libraries.iter().any(|library| library.kind != LibraryKind::Loader)
@@ -322,7 +326,7 @@ impl Found {
         if !cuda(&libraries) {
             return Err(SessionError::NoCuda(pid));
         }
-        Ok(Self { info, pidfd, python, python_gap, libraries, anchor })
+        Ok(Self { info, pidfd, python, python_gap, libraries, files })
     }
 }
 
@@ -405,8 +409,29 @@ fn config(target: &Target) -> ProcessConfig {
     }
 }
 
-fn still_maps(pid: Pid, anchor: Option<u64>) -> bool {
-    mapped_files(pid).is_ok_and(|files| files.first().map(|file| file.inode) == anchor)
+/// The first file that a process has mapped is its program: another after exec.
+fn still_maps(pid: Pid, before: &[MappedFile]) -> bool {
+    let program = |files: &[MappedFile]| files.first().map(|file| file.inode);
+    mapped_files(pid).is_ok_and(|files| program(&files) == program(before))
+}
+
+/// Where code of files lies, so that a caller can be named also when it is gone.
+fn map_code(core: &mut Aggregator, pid: Pid, files: &[MappedFile]) {
+    for file in files {
+        let name = file.file_name();
+        for range in file.ranges.iter().filter(|range| range.executable) {
+            core.map_code(pid, range.start..range.end, &name);
+        }
+    }
+}
+
+/// Looks where the code is that called, unless that is known.
+fn find_caller(core: &mut Aggregator, event: &AllocationEvent) {
+    let Some(caller) = event.caller else { return };
+    if !core.is_code_settled(event.pid, caller) {
+        map_code(core, event.pid, &mapped_files(event.pid).unwrap_or_default());
+        core.note_foreign_code(event.pid, caller);
+    }
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {

@@ -109,6 +109,8 @@ impl PrivateApt {
             "Dir::Etc::sourceparts=/dev/null",
             "APT::Sandbox::User=root",
             "Acquire::Languages=none",
+            // An index that cannot be had is an error, not a warning.
+            "APT::Update::Error-Mode=any",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
         ] {
             command.args(["-o", option]);

@@ -3,4 +3,5 @@
 mod driver;
 mod process;
 mod python;
+mod runtime;
 mod torch;

@@ -7,7 +7,7 @@ mod snapshot;
 pub use event::{
     AllocationEvent, AllocatorTotals, DriverCall, EventKind, Phase, PoolFacts, StackRef,
 };
-pub use ids::{CodeId, Device, DeviceAddress, Level, Pid, StackId, StackIndex, Tid};
+pub use ids::{CodeAddress, CodeId, Device, DeviceAddress, Level, Pid, StackId, StackIndex, Tid};
 pub use snapshot::{
     AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Frame, FrameKind, HostSnapshot,
     ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer, Verdict,
