@@ -196,13 +196,12 @@ fn define_step(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool
 /// Sends the piece of a line table that was read, as long as it is.
 #[inline(always)]
 fn send_lines(tgid: u32, scratch: &Scratch) -> bool {
-    // Compared just before it is used, for older verifiers: as in `read_lines`.
-    let filled = black_box(scratch.lines.filled);
-    if filled > LINES_CHUNK as u32 {
-        return false;
-    }
-    let size = LinesRecord::FIXED_SIZE as u64 + u64::from(filled);
-    // SAFETY: `filled` is at most the length of the record's bytes.
+    // From 1 to `LINES_CHUNK`. A comparison is not enough for older verifiers (6.1): where the compiler
+    // keeps the value on the stack meanwhile, they forget what it was compared with.
+    const { assert!(LINES_CHUNK.is_power_of_two()) };
+    let last = black_box(scratch.lines.filled.wrapping_sub(1)) & (LINES_CHUNK as u32 - 1);
+    let size = LinesRecord::FIXED_SIZE as u64 + u64::from(last) + 1;
+    // SAFETY: at most the size of the record.
     unsafe { emit::bytes(tgid, Class::Definition, (&raw const scratch.lines).cast(), size) }
 }
 
