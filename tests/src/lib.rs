@@ -5,6 +5,7 @@
 
 pub mod child;
 pub mod trace;
+pub mod tracer;
 
 use std::{env, ops::RangeInclusive, path::PathBuf};
 
@@ -33,6 +34,15 @@ pub fn cudatrace() -> PathBuf {
 /// When the tests are not run by it.
 pub fn list(name: &str) -> Vec<PathBuf> {
     env::split_paths(&variable(name)).collect()
+}
+
+/// The vendor's own libraries: a folder for each.
+///
+/// # Panics
+///
+/// When the tests are not run by `cargo xtask test`.
+pub fn vendor_libraries() -> PathBuf {
+    variable("CUDATRACE_VENDOR_LIBRARIES")
 }
 
 fn variable(name: &str) -> PathBuf {

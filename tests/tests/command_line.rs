@@ -3,10 +3,9 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
-    process::{Child, Command, Output, Stdio},
-    thread::{self, JoinHandle},
+    process::{Command, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -15,7 +14,8 @@ use aya::{
     programs::{loaded_links, loaded_programs},
 };
 use cudatrace_tests::{
-    child::Talker, cudatrace, other_pythons, sandbox_python, simulated_driver, workload,
+    child::Talker, cudatrace, other_pythons, sandbox_python, simulated_driver, tracer::attach,
+    workload,
 };
 use serde_json::Value;
 
@@ -33,45 +33,6 @@ fn assert_refused(output: &Output, code: i32, message: &str) {
     assert_eq!(output.status.code(), Some(code), "{text}");
     assert!(text.contains(message), "{text}");
     assert!(!text.contains("panicked"), "{text}");
-}
-
-/// Starts the program and waits until it says that it is attached. Its standard error is read on, so
-/// that it never blocks; the text is in `Tracer::errors`.
-struct Tracer {
-    child: Child,
-    errors: JoinHandle<String>,
-}
-
-fn attach(command: &mut Command) -> Tracer {
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let mut text = String::new();
-    loop {
-        let line =
-            lines.next().unwrap_or_else(|| panic!("it ended before it was attached: {text}"));
-        text.push_str(&line);
-        text.push('\n');
-        if line.contains("attached to") {
-            break;
-        }
-    }
-    let errors = thread::spawn(move || {
-        lines.for_each(|line| {
-            text.push_str(&line);
-            text.push('\n');
-        });
-        text
-    });
-    Tracer { child, errors }
-}
-
-impl Tracer {
-    /// Waits for its end; standard output and error.
-    fn finish(self) -> Output {
-        let mut output = self.child.wait_with_output().unwrap();
-        output.stderr = self.errors.join().unwrap().into_bytes();
-        output
-    }
 }
 
 /// A process that leaks 4 MB every 20 ms, after a first line.

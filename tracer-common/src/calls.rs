@@ -1,7 +1,8 @@
-//! The CUDA driver's entry points, as data: which registers hold what, and when to look.
+//! Entry points of the CUDA driver, and of the runtime above it, as data: which registers hold what,
+//! and when to look.
 //!
 //! One program reads every entry point by this table; the place in it travels as the attach cookie
-//! and as [`crate::wire::MemoryEvent::probe`]. Signatures are those of the public driver API.
+//! and as [`crate::wire::MemoryEvent::probe`]. Signatures are those of the public APIs.
 
 /// What a call does ([`CallShape::op`]).
 pub mod op {
@@ -61,7 +62,8 @@ pub mod place {
     pub const ARRAY: u8 = 0x50;
     /// The same with three dimensions.
     pub const ARRAY_3D: u8 = 0x60;
-    /// The pitch that argument 1 points to, times the height in argument 3.
+    /// The pitch that argument 1 points to, times the height in argument 3; of a failed call, which
+    /// has no pitch, the width in argument 2 times the height.
     pub const PITCHED: u8 = 0x70;
 }
 
@@ -73,6 +75,9 @@ pub mod when {
     pub const RETURN: u8 = 2;
     /// At its entry, without looking at the result: for contexts, which are switched often.
     pub const ENTRY_ONLY: u8 = 3;
+    /// At its return, if it failed before it asked the driver. For entry points of the runtime, whose
+    /// allocations are those of the driver's calls inside.
+    pub const RUNTIME: u8 = 4;
 }
 
 /// How to read one entry point.
@@ -106,7 +111,7 @@ pub struct Call {
 
 use op::*;
 use place::{ARGUMENT as ARG, ARRAY, ARRAY_3D, NONE, OUT, OUT32, PITCHED, PROPERTY_DEVICE};
-use when::{ENTRY, ENTRY_ONLY, RETURN};
+use when::{ENTRY, ENTRY_ONLY, RETURN, RUNTIME};
 
 const fn call(symbol: &'static str, op: u8, when: u8, address: u8, size: u8, aux: u8) -> Call {
     let stack = (op == ALLOC || op == PIN || op == CREATE || op == IMPORT) as u8;
@@ -114,7 +119,7 @@ const fn call(symbol: &'static str, op: u8, when: u8, address: u8, size: u8, aux
 }
 
 /// Every entry point that is probed. The order is part of the ABI between the two halves only.
-pub const CALLS: [Call; 49] = [
+pub const CALLS: [Call; 64] = [
     call("cuMemAlloc_v2", ALLOC, RETURN, OUT, ARG + 1, NONE),
     call("cuMemAlloc", ALLOC, RETURN, OUT32, ARG + 1, NONE),
     call("cuMemAllocManaged", ALLOC, RETURN, OUT, ARG + 1, NONE),
@@ -164,10 +169,27 @@ pub const CALLS: [Call; 49] = [
     call("cuDevicePrimaryCtxReset", DEVICE_RESET, ENTRY_ONLY, NONE, NONE, ARG),
     call("cuDevicePrimaryCtxRelease_v2", DEVICE_RELEASED, ENTRY_ONLY, NONE, NONE, ARG),
     call("cuDevicePrimaryCtxRelease", DEVICE_RELEASED, ENTRY_ONLY, NONE, NONE, ARG),
+    call("cudaMalloc", ALLOC, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaMallocManaged", ALLOC, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaMallocPitch", ALLOC, RUNTIME, NONE, PITCHED, NONE),
+    // The size is a struct that is passed in memory.
+    call("cudaMalloc3D", ALLOC, RUNTIME, NONE, NONE, NONE),
+    // In elements, whose size is in a struct.
+    call("cudaMallocArray", ALLOC, RUNTIME, NONE, NONE, NONE),
+    call("cudaMalloc3DArray", ALLOC, RUNTIME, NONE, NONE, NONE),
+    call("cudaMallocAsync", ALLOC, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaMallocAsync_ptsz", ALLOC, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaMallocFromPoolAsync", ALLOC, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaMallocFromPoolAsync_ptsz", ALLOC, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaMallocHost", PIN, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaHostAlloc", PIN, RUNTIME, NONE, ARG + 1, NONE),
+    call("cudaHostRegister", PIN, RUNTIME, ARG, ARG + 1, NONE),
+    call("cudaIpcOpenMemHandle", IMPORT, RUNTIME, NONE, NONE, NONE),
+    call("cudaImportExternalMemory", IMPORT, RUNTIME, NONE, NONE, NONE),
 ];
 
 /// Places in [`SHAPES`]; a power of two, because cookies are masked.
-pub const MAX_CALLS: usize = 64;
+pub const MAX_CALLS: usize = 128;
 
 /// The shapes of [`CALLS`], for the kernel half.
 pub static SHAPES: [CallShape; MAX_CALLS] = shapes();

@@ -139,8 +139,9 @@ pub struct MemoryEvent {
     pub stack: u64,
     /// [`probe::TORCH_REPORT`] and [`probe::TORCH_OUT_OF_MEMORY`]: bytes allocated and reserved on this
     /// device after the event, by the allocator's own count. [`probe::BFC_TENSORFLOW`] and
-    /// [`probe::BFC_JAX`]: the pool's id ([`PoolRecord::pool`]). Driver calls: the further value of [`crate::calls::op`], or the
-    /// `CUresult` of a failed call; and the return address.
+    /// [`probe::BFC_JAX`]: the pool's id ([`PoolRecord::pool`]). Driver calls: the further value of
+    /// [`crate::calls::op`], or the `CUresult` of a failed call; and the return address, of a call of
+    /// the runtime around it if there is one.
     pub extra: [u64; 2],
 }
 

@@ -72,6 +72,9 @@ pub struct PoolKey {
     /// The life of the process ([`ProcessConfig::life`]).
     pub life: u64,
 }
+/// Calls of the runtime between entry and return, by thread. LRU: a thread can end inside of one.
+#[map]
+pub static RUNTIME: LruHashMap<u64, RuntimeCall> = LruHashMap::with_max_entries(8 * 1024, 0);
 
 /// A code object of a process.
 #[repr(C)]
@@ -109,4 +112,18 @@ pub fn next_id() -> Option<u64> {
     let last = LAST_ID.get_ptr_mut(0)?;
     // SAFETY: a map value, only touched atomically.
     Some(unsafe { atomic::fetch_add(last, 1) } + 1)
+}
+
+/// What the entry of a call of the runtime saw.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RuntimeCall {
+    /// Arguments and return address.
+    pub call: Call,
+    /// Its place in [`tracer_common::calls::CALLS`].
+    pub index: u64,
+    /// Where its return address lies: calls inside have theirs below.
+    pub stack_pointer: u64,
+    /// Not 0 once the driver was asked for memory.
+    pub asked: u64,
 }

@@ -39,13 +39,14 @@ impl PrivateApt {
         Ok(Self { state, source })
     }
 
-    /// Turns to a suite: what follows is about its packages alone.
+    /// Turns to a component (`main`, `non-free`) of a suite: what follows is about its packages alone.
     ///
     /// # Errors
     ///
     /// When its index cannot be had.
-    pub fn select(&self, suite: &str) -> Result<()> {
-        fs::write(self.state.join("sources.list"), format!("{} {suite} main\n", self.source))?;
+    pub fn select(&self, suite: &str, component: &str) -> Result<()> {
+        let line = format!("{} {suite} {component}\n", self.source);
+        fs::write(self.state.join("sources.list"), line)?;
         run(self.apt("apt-get").args(["update", "-qq"]))
     }
 
@@ -108,6 +109,8 @@ impl PrivateApt {
             "Dir::Etc::sourceparts=/dev/null",
             "APT::Sandbox::User=root",
             "Acquire::Languages=none",
+            // An index that cannot be had is an error, not a warning.
+            "APT::Update::Error-Mode=any",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
         ] {
             command.args(["-o", option]);

@@ -10,6 +10,7 @@ mod kernels;
 mod layers;
 mod sandbox;
 mod test;
+mod vendor;
 mod workspace;
 
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ enum Verb {
         /// Only the kernels of these suites
         suites: Vec<String>,
     },
+    /// Write docs/drivers.md from the vendor's own driver libraries
+    Drivers,
     /// Check the direction of dependence between crates and modules
     Layers,
     /// Run every test that this machine can run
@@ -70,6 +73,7 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::BuildEbpf { check: false } => ebpf::build(&workspace),
         Verb::Demo => demo::run(&workspace),
         Verb::Kernels { refresh, suites } => kernels::run(&workspace, *refresh, suites),
+        Verb::Drivers => test::write_drivers(&workspace),
         Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
         Verb::Sandbox => {

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::{
     command::{output, run},
-    frameworks, sandbox,
+    frameworks, sandbox, vendor,
     workspace::Workspace,
 };
 
@@ -28,16 +28,36 @@ pub fn all(workspace: &Workspace) -> Result<()> {
     }
     let python = sandbox::ensure(workspace)?;
     let frameworks = frameworks::variables(workspace, &python)?;
-    let program = program(workspace)?;
-    run(cargo(workspace)
-        .args(["test", "--quiet", "--package", "cudatrace-tests", "--"])
-        // One trace at a time: tests measure what the kernel has loaded.
-        .arg("--test-threads=1")
-        .env("CUDATRACE_SANDBOX_PYTHON", python)
-        .envs(frameworks)
-        .env("CUDATRACE_BIN", program))?;
+    run(integration(workspace, &[])?.env("CUDATRACE_SANDBOX_PYTHON", python).envs(frameworks))?;
     println!("skipped ring 5 (a GPU): no result here is from a real driver");
     Ok(())
+}
+
+/// Writes docs/drivers.md, by the test that else checks it.
+///
+/// # Errors
+///
+/// When the test fails, or no probe can be attached here.
+pub fn write_drivers(workspace: &Workspace) -> Result<()> {
+    if let Some(reason) = cannot_trace()? {
+        bail!("no probe can be attached: {reason}");
+    }
+    run(integration(workspace, &["--test", "real_drivers"])?.env("CUDATRACE_WRITE_DOCS", "1"))
+}
+
+/// The integration tests, or one of them.
+fn integration(workspace: &Workspace, which: &[&str]) -> Result<Command> {
+    let program = program(workspace)?;
+    let vendor = vendor::ensure(workspace)?;
+    let mut command = cargo(workspace);
+    command
+        .args(["test", "--quiet", "--package", "cudatrace-tests"])
+        .args(which)
+        // One trace at a time: tests measure what the kernel has loaded.
+        .args(["--", "--test-threads=1"])
+        .env("CUDATRACE_BIN", program)
+        .env("CUDATRACE_VENDOR_LIBRARIES", vendor);
+    Ok(command)
 }
 
 /// Builds `cudatrace` and returns its path.

@@ -22,6 +22,7 @@ use crate::{
     emit::{self, Class},
     maps::{Call, CallKey, IN_FLIGHT},
     memory::CurrentProcess,
+    probes::runtime,
     stack::{self, Taken},
     target::Target,
 };
@@ -46,11 +47,15 @@ fn try_entry(ctx: &ProbeContext) -> Option<()> {
     let shape = SHAPES[index];
     // SAFETY: the context of a uprobe is the registers.
     let registers = unsafe { &*ctx.as_ptr().cast::<pt_regs>() };
-    let call = Call {
-        arguments: [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8],
-        // Who called: valid because the probe sits where the stack is untouched.
-        caller: CurrentProcess.read_u64(registers.rsp).unwrap_or(0),
-    };
+    let mut call = Call::of(registers);
+    if let Some(outer) = runtime::outer(target.thread, registers.rsp) {
+        // SAFETY: a map value of this thread's own call.
+        unsafe {
+            call.caller = (*outer).call.caller;
+            // What takes a stack is what allocates.
+            (*outer).asked |= u64::from(shape.stack);
+        }
+    }
     if shape.when != when::ENTRY_ONLY {
         let key = CallKey { thread: target.thread, call: index as u64 };
         if IN_FLIGHT.insert(key, call, 0).is_err() {
@@ -91,8 +96,20 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
     Some(())
 }
 
+impl Call {
+    /// What a function was called with, at an instruction where the stack is as the call left it.
+    #[inline(always)]
+    pub fn of(registers: &pt_regs) -> Self {
+        Self {
+            arguments: [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8],
+            caller: CurrentProcess.read_u64(registers.rsp).unwrap_or(0),
+        }
+    }
+}
+
+/// Writes the event of a call.
 #[inline(always)]
-fn report(
+pub fn report(
     target: &Target,
     index: usize,
     shape: &CallShape,
@@ -104,6 +121,12 @@ fn report(
     let failed = phase == phase::FAILED;
     // What a failed call would have written is not there.
     let address = if failed && shape.when == when::RETURN { 0 } else { value(shape.address, call) };
+    // The pitch is not known then, but what was asked for is.
+    let size = if failed && shape.size == place::PITCHED {
+        call.arguments[2].wrapping_mul(call.arguments[3])
+    } else {
+        value(shape.size, call)
+    };
     let extra = if failed { u64::from(error) } else { value(shape.aux, call) };
     let event = MemoryEvent {
         header: RecordHeader { tag: tag::MEMORY, detail: 0, tgid: target.tgid() },
@@ -115,7 +138,7 @@ fn report(
         flags: stack.flags,
         device: -1,
         address,
-        size: value(shape.size, call) as i64,
+        size: size as i64,
         stack: stack.id,
         extra: [extra, call.caller],
     };

@@ -4,4 +4,5 @@ mod driver;
 mod pool;
 mod process;
 mod python;
+mod runtime;
 mod torch;

@@ -8,6 +8,8 @@ mod tests;
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
 };
 
 use rustc_hash::FxHashMap;
@@ -19,8 +21,8 @@ use crate::{
     decode::{ProcessChange, Record},
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
-        Coverage, Failure, Frame, HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA,
-        Site, Snapshot, StackIndex, Tracer, Verdict, ending,
+        CodeAddress, Coverage, Failure, Frame, HostSnapshot, Level, Pid, ProcessSnapshot,
+        ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tracer, Verdict, ending,
     },
     naming::Naming,
 };
@@ -129,7 +131,7 @@ impl Aggregator {
         match record {
             Record::Memory(event) => {
                 self.events += 1;
-                let stack = self.naming.stack(event.pid, event.stack);
+                let stack = self.naming.stack(event.pid, event.stack, event.caller);
                 if let Some(process) = self.processes.get_mut(&event.pid) {
                     process.events += 1;
                     process.ledger.apply(&event, stack);
@@ -184,7 +186,13 @@ impl Aggregator {
         let facts = self.processes.get(&pid).map(|process| process.facts.clone());
         self.end(pid, ProcessState::Replaced, None);
         if let Some(facts) = facts.filter(|facts| facts.follow) {
-            let facts = ProcessFacts { python: None, python_minor: None, whole: true, ..facts };
+            let facts = ProcessFacts {
+                python: None,
+                python_minor: None,
+                whole: true,
+                late: BTreeSet::new(),
+                ..facts
+            };
             self.processes.insert(pid, Process::new(facts, Some(time_ns)));
         }
     }
@@ -194,6 +202,21 @@ impl Aggregator {
             self.naming.forget_process(pid);
             self.ends.add(Ended { pid, process, state, exit });
         }
+    }
+
+    /// Code of a file that a process has mapped at a range of addresses: who calls the driver.
+    pub fn map_code(&mut self, pid: Pid, range: Range<u64>, file: &str) {
+        self.naming.map_code(pid, range, file);
+    }
+
+    /// Code that is in no file.
+    pub fn note_foreign_code(&mut self, pid: Pid, address: CodeAddress) {
+        self.naming.note_foreign_code(pid, address);
+    }
+
+    /// Whether it is known which file an address is in, or not worth asking.
+    pub fn is_code_settled(&self, pid: Pid, address: CodeAddress) -> bool {
+        self.naming.is_code_settled(pid, address)
     }
 
     /// A record could not be decoded.
@@ -334,13 +357,18 @@ impl Aggregator {
     /// the same bytes), most live bytes first; equal ones by total and id, so that the order is
     /// always the same.
     fn sites(&self, ledger: &Ledger, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
-        let mut merged: FxHashMap<SiteKey, SiteTotals> = FxHashMap::default();
+        let mut merged: FxHashMap<(SiteKey, Option<&Arc<str>>), SiteTotals> = FxHashMap::default();
         for (key, totals) in ledger.sites() {
+            let caller = self.naming.caller(key.stack);
             let key = SiteKey { stack: self.naming.merged(key.stack), ..*key };
-            merged.entry(key).or_default().merge(totals);
+            merged.entry((key, caller)).or_default().merge(totals);
         }
-        let mut sites: Vec<Site> =
-            merged.iter().map(|(key, totals)| self.site(key, totals, seconds)).collect();
+        let mut sites: Vec<Site> = merged
+            .iter()
+            .map(|((key, caller), totals)| {
+                self.site(key, caller.map(|file| &**file), totals, seconds)
+            })
+            .collect();
         sites.sort_by(|a, b| {
             b.level
                 .cmp(&a.level)
@@ -369,6 +397,7 @@ impl Aggregator {
                 .map_or(Cow::Borrowed("limit of the pool"), error_name)
                 .into_owned(),
             user_visible: failure.user_visible,
+            caller: self.naming.caller(failure.stack).map(ToString::to_string),
             site: site.map(|site| site.id.clone()),
             frames,
             frames_note,
@@ -381,12 +410,19 @@ impl Aggregator {
         (self.naming.frames(stack), note)
     }
 
-    fn site(&self, key: &SiteKey, totals: &SiteTotals, seconds: &dyn Fn(u64) -> f64) -> Site {
+    fn site(
+        &self,
+        key: &SiteKey,
+        caller: Option<&str>,
+        totals: &SiteTotals,
+        seconds: &dyn Fn(u64) -> f64,
+    ) -> Site {
         let (frames, note) = self.stack(key.stack);
         Site {
-            id: site_id::site_id(key.level, key.device, &frames, note.as_deref()),
+            id: site_id::site_id(key, caller, &frames, note.as_deref()),
             level: key.level,
             device: key.device,
+            caller: caller.map(str::to_owned),
             live_bytes: totals.live_bytes,
             live_blocks: totals.live_blocks,
             total_bytes: totals.total_bytes,

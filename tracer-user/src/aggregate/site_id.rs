@@ -4,18 +4,19 @@ use std::hash::{Hash as _, Hasher as _};
 
 use rustc_hash::FxHasher;
 
-use crate::model::{Device, Frame, Level};
+use crate::{ledger::SiteKey, model::Frame};
 
 /// Sixteen hexadecimal digits over everything that makes a site.
 pub(super) fn site_id(
-    level: Level,
-    device: Option<Device>,
+    key: &SiteKey,
+    caller: Option<&str>,
     frames: &[Frame],
     note: Option<&str>,
 ) -> String {
     let mut hasher = FxHasher::default();
-    level.name().hash(&mut hasher);
-    device.hash(&mut hasher);
+    key.level.name().hash(&mut hasher);
+    key.device.hash(&mut hasher);
+    caller.hash(&mut hasher);
     note.hash(&mut hasher);
     for frame in frames {
         frame.function.hash(&mut hasher);

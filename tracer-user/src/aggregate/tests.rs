@@ -27,6 +27,7 @@ fn allocate(core: &mut Aggregator, pid: Pid, size: u64) {
         address: DeviceAddress(0x7000),
         size,
         stack: StackRef::NotTaken,
+        caller: None,
     }));
 }
 

@@ -53,6 +53,10 @@ pub enum Program {
     DriverEntry(DriverCall),
     /// Its return.
     DriverReturn(DriverCall),
+    /// Entry of a call of the CUDA runtime.
+    RuntimeEntry(DriverCall),
+    /// Its return.
+    RuntimeReturn(DriverCall),
     /// A hook of PyTorch's that takes the stack: one of [`tracer_common::wire::probe`].
     Torch(u8),
     /// A hook of a BFC allocator's: one of [`tracer_common::wire::probe`], and where in the allocator its
@@ -74,9 +78,11 @@ pub enum Program {
 }
 
 /// The names of all programs on functions.
-const UPROBES: [&str; 7] = [
+const UPROBES: [&str; 9] = [
     "driver_entry",
     "driver_return",
+    "runtime_entry",
+    "runtime_return",
     "pool_hook",
     "torch_trace",
     "torch_cpu_delete",
@@ -89,6 +95,8 @@ impl Program {
         match self {
             Self::DriverEntry(_) => "driver_entry",
             Self::DriverReturn(_) => "driver_return",
+            Self::RuntimeEntry(_) => "runtime_entry",
+            Self::RuntimeReturn(_) => "runtime_return",
             Self::Torch(_) | Self::Bfc { .. } => "pool_hook",
             Self::TorchTrace(_) => "torch_trace",
             Self::TorchCpuDelete => "torch_cpu_delete",
@@ -100,7 +108,10 @@ impl Program {
     /// What the program is told at each hit: which call it is.
     fn cookie(self) -> Option<u64> {
         match self {
-            Self::DriverEntry(call) | Self::DriverReturn(call) => Some(call.index().into()),
+            Self::DriverEntry(call)
+            | Self::DriverReturn(call)
+            | Self::RuntimeEntry(call)
+            | Self::RuntimeReturn(call) => Some(call.index().into()),
             Self::Torch(probe) => Some(probe.into()),
             Self::Bfc { probe, name_offset } => Some(u64::from(probe) | name_offset << 8),
             Self::TorchTrace(has_device) => Some(has_device.into()),

@@ -108,6 +108,9 @@ pub struct TraceArgs {
     #[arg(long, value_name = "SIZE", hide = true, value_parser = ring_size)]
     #[arg(default_value_t = DEFAULT_RING_BYTES)]
     pub ring_size: u32,
+    /// Write every event to this file, a JSON object a line (for tests and for finding faults)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub events: Option<PathBuf>,
 }
 
 /// How a report looks.

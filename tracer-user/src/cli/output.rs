@@ -13,6 +13,7 @@ use super::args::Format;
 use crate::{
     model::Snapshot,
     report::{self, Options},
+    session::Tap,
 };
 
 /// Renders a snapshot.
@@ -36,6 +37,23 @@ pub fn print(snapshot: &Snapshot, format: Format, options: &Options) -> Result<(
     render(snapshot, format, options, &mut out)?;
     out.flush()?;
     Ok(())
+}
+
+/// What writes every event to a file, a line each, as it comes.
+///
+/// # Errors
+///
+/// When the file cannot be made.
+pub fn event_log(path: &Path) -> Result<Tap> {
+    let file = File::create(path)
+        .with_context(|| format!("cannot write events to `{}`", path.display()))?;
+    let mut out = Some(io::LineWriter::new(file));
+    Ok(Box::new(move |event| {
+        if let Some(Err(error)) = out.as_mut().map(|out| report::write_event(event, out)) {
+            tracing::warn!("events are no longer written: {error}");
+            out = None;
+        }
+    }))
 }
 
 /// Where a final report goes. A regular file is there complete or not at all: written beside its

@@ -15,7 +15,11 @@ use super::{
     output::{self, OutputFile},
 };
 use crate::{
-    bpf::LoadOptions, discover::plan::Extras, model::Pid, report::Options, session::Session,
+    bpf::LoadOptions,
+    discover::plan::Extras,
+    model::Pid,
+    report::Options,
+    session::{Session, Tap},
     sys::privilege,
 };
 
@@ -28,6 +32,7 @@ struct Plan<'a> {
     /// How standard output looks, if anything goes there.
     standard_output: Option<Format>,
     files: Vec<OutputFile>,
+    events: Option<Tap>,
     /// Time between reports on standard output, if there are any before the last.
     interval: Option<Duration>,
 }
@@ -46,11 +51,13 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn plan(args: &Args) -> Result<Plan<'_>> {
+    let events = |trace: &TraceArgs| trace.events.as_deref().map(output::event_log).transpose();
     Ok(match &args.verb {
         Some(Verb::Flamegraph { trace, output }) => Plan {
             trace,
             standard_output: None,
             files: files(slice::from_ref(output), Some(Format::Flamegraph))?,
+            events: events(trace)?,
             interval: None,
         },
         _ => {
@@ -64,6 +71,7 @@ fn plan(args: &Args) -> Result<Plan<'_>> {
                 trace: &args.trace,
                 standard_output,
                 files: files(&args.output, args.format)?,
+                events: events(&args.trace)?,
                 interval: (standard_output == Some(Format::Text)).then_some(args.interval),
             }
         }
@@ -115,6 +123,9 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
         follow: plan.trace.follow_fork,
     };
     let mut session = Session::start(&pids, &load, Extras { cpu: plan.trace.cpu })?;
+    if let Some(tap) = plan.events {
+        session.set_tap(tap);
+    }
     for warning in session.warnings() {
         eprintln!("cudatrace: {warning}");
     }

@@ -10,8 +10,8 @@ use tracer_common::wire::{
 
 use super::string::{Kept, text};
 use crate::model::{
-    AllocationEvent, AllocatorTotals, CodeId, Device, DeviceAddress, DriverCall, EventKind, Level,
-    Phase, Pid, PoolFacts, PoolId, StackId, StackRef, Tid,
+    AllocationEvent, AllocatorTotals, CodeAddress, CodeId, Device, DeviceAddress, DriverCall,
+    EventKind, Level, Phase, Pid, PoolFacts, PoolId, StackId, StackRef, Tid,
 };
 
 /// A record that cannot be decoded: the two halves disagree on the ABI.
@@ -236,6 +236,10 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
         // Unsigned in these interfaces.
         _ => event.size as u64,
     };
+    let caller = match kind {
+        EventKind::Driver { .. } if event.extra[1] != 0 => Some(CodeAddress(event.extra[1])),
+        _ => None,
+    };
     Ok(AllocationEvent {
         time_ns: event.time_ns,
         pid: Pid(event.header.tgid),
@@ -244,6 +248,7 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
         address: DeviceAddress(event.address),
         size,
         stack,
+        caller,
     })
 }
 

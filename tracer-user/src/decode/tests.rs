@@ -10,8 +10,8 @@ use tracer_common::wire::{
 
 use super::*;
 use crate::model::{
-    AllocatorTotals, CodeId, Device, DriverCall, EventKind, Phase, Pid, PoolFacts, PoolId, StackId,
-    StackRef,
+    AllocatorTotals, CodeAddress, CodeId, Device, DriverCall, EventKind, Phase, Pid, PoolFacts,
+    PoolId, StackId, StackRef,
 };
 
 fn header(tag: u16, detail: u16) -> RecordHeader {
@@ -65,6 +65,7 @@ fn an_event_of_pytorch_has_device_and_totals() {
     };
     let alloc = memory(&event());
     assert_eq!((alloc.kind, alloc.size), (EventKind::PoolAlloc(facts), 512));
+    assert_eq!(alloc.caller, None, "there the second value is a total");
     assert_eq!(alloc.stack, StackRef::Id(StackId(9)));
     let free = memory(&MemoryEvent { size: -512, ..event() });
     assert_eq!((free.kind, free.size), (EventKind::PoolFree(facts), 512));
@@ -85,7 +86,7 @@ fn an_event_of_the_driver_has_its_call_and_error() {
         ..event()
     });
     assert_eq!(event.kind, EventKind::Driver { call, phase: Phase::Failed(2), aux: 2 });
-    assert_eq!(event.stack, StackRef::NoPython);
+    assert_eq!((event.stack, event.caller), (StackRef::NoPython, Some(CodeAddress(0xffff))));
 }
 
 #[test]

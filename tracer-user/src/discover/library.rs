@@ -23,6 +23,8 @@ use crate::model::{Level, Pid};
 pub enum LibraryKind {
     /// The CUDA driver.
     Driver,
+    /// The CUDA runtime, as a library of its own.
+    Runtime,
     /// PyTorch's base library.
     TorchC10,
     /// PyTorch's caching allocator.
@@ -44,6 +46,7 @@ impl LibraryKind {
             "xla_cuda_plugin.so" => Some(Self::Jax),
             name if name.starts_with("libtensorflow_framework.so") => Some(Self::Tensorflow),
             name if name == "libcuda.so.1" || is_driver_file(name) => Some(Self::Driver),
+            name if is_runtime_file(name) => Some(Self::Runtime),
             name if name.starts_with("ld-linux") || is_old_loader(name) => Some(Self::Loader),
             _ => None,
         }
@@ -66,6 +69,11 @@ fn is_driver_file(name: &str) -> bool {
     name.strip_prefix("libcuda.so.").is_some_and(|version| {
         version.contains('.') && version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
     })
+}
+
+/// `libcudart.so.13`, `libcudart.so.12.9.79`, and `libcudart-d0da41ae.so.11.0`, as some wheels call it.
+fn is_runtime_file(name: &str) -> bool {
+    name.starts_with("libcudart.so.") || name.starts_with("libcudart-") && name.contains(".so.")
 }
 
 /// `ld-2.31.so`, before glibc 2.34.
@@ -130,12 +138,23 @@ pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Ve
             let plugin = folder.join("jax_plugins").join(version).join("xla_cuda_plugin.so");
             consider(LibraryKind::Jax, plugin);
         }
+        for runtime in RUNTIMES {
+            consider(LibraryKind::Runtime, folder.join(runtime));
+        }
     }
     for folder in environment.folders("LD_LIBRARY_PATH").into_iter().chain(system_folders(pid)) {
         consider(LibraryKind::Driver, folder.join("libcuda.so.1"));
     }
     found
 }
+
+/// Where the runtime that PyTorch loads is, in a folder of packages.
+const RUNTIMES: [&str; 4] = [
+    "nvidia/cu13/lib/libcudart.so.13",
+    "nvidia/cuda_runtime/lib/libcudart.so.12",
+    "torch/lib/libcudart.so.13",
+    "torch/lib/libcudart.so.12",
+];
 
 /// What the process was started with.
 struct Environment(Vec<(String, String)>);
@@ -263,7 +282,10 @@ mod tests {
             ("libc10.so", Some(LibraryKind::TorchC10)),
             ("ld-linux-x86-64.so.2", Some(LibraryKind::Loader)),
             ("ld-2.31.so", Some(LibraryKind::Loader)),
-            ("libcudart.so.13", None),
+            ("libcudart.so.13", Some(LibraryKind::Runtime)),
+            ("libcudart.so.12.9.79", Some(LibraryKind::Runtime)),
+            ("libcudart-d0da41ae.so.11.0", Some(LibraryKind::Runtime)),
+            ("libcudart_static.a", None),
             ("libc10_cuda.so", Some(LibraryKind::TorchCuda)),
             ("libtensorflow_framework.so.2", Some(LibraryKind::Tensorflow)),
             ("libtensorflow_cc.so.2", None),

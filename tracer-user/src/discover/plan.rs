@@ -86,12 +86,19 @@ fn tells_device(mangled: &str) -> bool {
 fn functions(kind: LibraryKind, extras: Extras) -> Vec<(&'static str, Vec<Program>)> {
     match kind {
         LibraryKind::Driver => DriverCall::all()
+            .filter(|call| !call.is_runtime())
             .map(|call| {
                 let mut programs = vec![Program::DriverEntry(call)];
                 if call.is_followed() {
                     programs.push(Program::DriverReturn(call));
                 }
                 (call.symbol(), programs)
+            })
+            .collect(),
+        LibraryKind::Runtime => DriverCall::all()
+            .filter(|call| call.is_runtime())
+            .map(|call| {
+                (call.symbol(), vec![Program::RuntimeEntry(call), Program::RuntimeReturn(call)])
             })
             .collect(),
         LibraryKind::TorchC10 => {
@@ -137,7 +144,9 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
         match elf.symbol(name) {
             Some(symbol) => plan.add(&elf, name, symbol.address, programs),
             // The table has every version's entry points, and no version has them all.
-            None if library.kind == LibraryKind::Driver => plan.miss(name, Coverage::ABSENT.into()),
+            None if matches!(library.kind, LibraryKind::Driver | LibraryKind::Runtime) => {
+                plan.miss(name, Coverage::ABSENT.into());
+            }
             None => plan.miss(name, "the library does not export it".into()),
         }
     }

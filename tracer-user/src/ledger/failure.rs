@@ -107,6 +107,8 @@ pub fn error_name(error: u32) -> Cow<'static, str> {
         2 => "CUDA_ERROR_OUT_OF_MEMORY",
         3 => "CUDA_ERROR_NOT_INITIALIZED",
         4 => "CUDA_ERROR_DEINITIALIZED",
+        // The runtime's own; the others are the same numbers in both.
+        35 => "cudaErrorInsufficientDriver",
         100 => "CUDA_ERROR_NO_DEVICE",
         101 => "CUDA_ERROR_INVALID_DEVICE",
         201 => "CUDA_ERROR_INVALID_CONTEXT",

@@ -167,6 +167,7 @@ impl Model {
     fn event(&mut self, thread: u8, kind: EventKind, address: u64, size: u64) -> AllocationEvent {
         self.time += 1;
         AllocationEvent {
+            caller: None,
             time_ns: self.time,
             pid: Pid(1),
             tid: Tid(u32::from(thread)),

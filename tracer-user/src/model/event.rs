@@ -2,9 +2,9 @@
 
 use tracer_common::calls::{CALLS, when};
 
-use super::ids::{Device, DeviceAddress, Pid, PoolId, StackId, Tid};
+use super::ids::{CodeAddress, Device, DeviceAddress, Pid, PoolId, StackId, Tid};
 
-/// An entry point of the CUDA driver: its place in [`CALLS`].
+/// An entry point of the CUDA driver, or of the runtime above it: its place in [`CALLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DriverCall(u8);
 
@@ -27,6 +27,11 @@ impl DriverCall {
     /// Every one.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..CALLS.len()).map(|index| Self(index as u8))
+    }
+
+    /// Whether it is one of the runtime's.
+    pub fn is_runtime(self) -> bool {
+        CALLS.get(usize::from(self.0)).is_some_and(|call| call.shape.when == when::RUNTIME)
     }
 
     /// Whether its result is looked at when it returns.
@@ -132,4 +137,7 @@ pub struct AllocationEvent {
     pub size: u64,
     /// Who did it.
     pub stack: StackRef,
+    /// Of a call of the driver, where it returns to: who called the runtime if that is between. `None`
+    /// if it could not be read, and at the level of a pool.
+    pub caller: Option<CodeAddress>,
 }

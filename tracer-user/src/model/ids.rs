@@ -22,6 +22,10 @@ pub struct Device(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceAddress(pub u64);
 
+/// Address of an instruction of the traced process. Never dereferenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CodeAddress(pub u64);
+
 /// Id of a stack as the kernel half hands it out: stable while no code object of it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StackId(pub u64);

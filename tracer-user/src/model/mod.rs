@@ -7,7 +7,9 @@ mod snapshot;
 pub use event::{
     AllocationEvent, AllocatorTotals, DriverCall, EventKind, Phase, PoolFacts, StackRef,
 };
-pub use ids::{CodeId, Device, DeviceAddress, Level, Pid, PoolId, StackId, StackIndex, Tid};
+pub use ids::{
+    CodeAddress, CodeId, Device, DeviceAddress, Level, Pid, PoolId, StackId, StackIndex, Tid,
+};
 pub use snapshot::{
     AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
     HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,

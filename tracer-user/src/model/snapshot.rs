@@ -252,6 +252,9 @@ pub struct Site {
     pub level: Level,
     /// The device, if known.
     pub device: Option<Device>,
+    /// Name of the file whose code called the driver, or the runtime above it; `null` if not known, and
+    /// at the level of a pool.
+    pub caller: Option<String>,
     /// Bytes allocated here and not freed.
     pub live_bytes: u64,
     /// Blocks allocated here and not freed.
@@ -339,6 +342,8 @@ pub struct Failure {
     /// Whether the user saw it (a pool may free its cache and succeed at a second try); `null` where
     /// that is not known.
     pub user_visible: Option<bool>,
+    /// As in [`Site::caller`].
+    pub caller: Option<String>,
     /// Id of the site with the same stack; `null` if nothing was ever allocated there.
     pub site: Option<String>,
     /// Innermost first.

@@ -118,6 +118,8 @@ enum Entry {
     Undefined,
     /// It came later, or it cannot come any more.
     Moved(StackIndex),
+    /// A stack and the file that called from it.
+    Call(StackIndex, Arc<str>),
 }
 
 /// Stacks, and placeholders of those that are not defined.
@@ -125,6 +127,7 @@ enum Entry {
 pub(super) struct Stacks {
     entries: Vec<Entry>,
     by_content: FxHashMap<Arc<Stack>, StackIndex>,
+    by_call: FxHashMap<(StackIndex, Arc<str>), StackIndex>,
     placeholders: usize,
     dropped: StackIndex,
 }
@@ -138,6 +141,7 @@ impl Stacks {
         let mut stacks = Self {
             entries: Vec::new(),
             by_content: FxHashMap::default(),
+            by_call: FxHashMap::default(),
             placeholders: 0,
             dropped: StackIndex::NONE,
         };
@@ -155,6 +159,25 @@ impl Stacks {
         let index = self.push(Entry::Known(stack.clone()));
         self.by_content.insert(stack, index);
         index
+    }
+
+    /// A stack (a placeholder, maybe) together with the file that called from it.
+    pub(super) fn intern_call(&mut self, stack: StackIndex, file: Arc<str>) -> StackIndex {
+        let call = (stack, file);
+        if let Some(&index) = self.by_call.get(&call) {
+            return index;
+        }
+        let index = self.push(Entry::Call(stack, call.1.clone()));
+        self.by_call.insert(call, index);
+        index
+    }
+
+    /// The file that called from a stack.
+    pub(super) fn caller(&self, index: StackIndex) -> Option<&Arc<str>> {
+        match self.entries.get(index.0 as usize) {
+            Some(Entry::Call(_, file)) => Some(file),
+            _ => None,
+        }
     }
 
     /// An index for a stack whose definition may still come, while there are any left.
@@ -178,10 +201,11 @@ impl Stacks {
         self.dropped
     }
 
-    /// Where an index leads at this moment; placeholders to the dropped stack.
+    /// Where an index leads at this moment; placeholders to the dropped stack, calls to their stack.
     pub(super) fn canonical(&self, index: StackIndex) -> StackIndex {
         match self.entries.get(index.0 as usize) {
             Some(Entry::Moved(to)) => *to,
+            Some(Entry::Call(stack, _)) => self.canonical(*stack),
             Some(Entry::Undefined) => self.dropped,
             Some(Entry::Known(_)) | None => index,
         }

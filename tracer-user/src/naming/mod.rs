@@ -3,7 +3,10 @@
 mod gap;
 mod intern;
 mod line_table;
+mod modules;
 mod process;
+
+use std::{ops::Range, sync::Arc};
 
 use rustc_hash::FxHashMap;
 
@@ -15,7 +18,7 @@ use self::{
 };
 use crate::{
     decode::{CodeDefinition, LinesPiece, StackDefinition},
-    model::{CodeId, Frame, FrameKind, Pid, StackIndex, StackRef},
+    model::{CodeAddress, CodeId, Frame, FrameKind, Pid, StackIndex, StackRef},
 };
 
 /// Names of everything that was defined.
@@ -108,8 +111,33 @@ impl Naming {
         }
     }
 
-    /// The stack of an event.
-    pub fn stack(&mut self, pid: Pid, stack: StackRef) -> StackIndex {
+    /// Code of a file that a process has mapped at a range of addresses.
+    pub fn map_code(&mut self, pid: Pid, range: Range<u64>, file: &str) {
+        let file = self.strings.intern(file);
+        self.processes.entry(pid).or_default().modules.map(range, file);
+    }
+
+    /// Code that is in no file.
+    pub fn note_foreign_code(&mut self, pid: Pid, address: CodeAddress) {
+        self.processes.entry(pid).or_default().modules.note_foreign(address);
+    }
+
+    /// Whether it is known which file an address is in, or not worth asking.
+    pub fn is_code_settled(&self, pid: Pid, address: CodeAddress) -> bool {
+        self.processes.get(&pid).is_some_and(|process| process.modules.is_settled(address))
+    }
+
+    /// The stack of an event, together with the file that called.
+    pub fn stack(&mut self, pid: Pid, stack: StackRef, caller: Option<CodeAddress>) -> StackIndex {
+        let stack = self.python_stack(pid, stack);
+        let file = caller.and_then(|address| self.processes.get(&pid)?.modules.find(address));
+        match file {
+            Some(file) => self.stacks.intern_call(stack, file.clone()),
+            None => stack,
+        }
+    }
+
+    fn python_stack(&mut self, pid: Pid, stack: StackRef) -> StackIndex {
         let absence = match stack {
             StackRef::Id(id) => {
                 let process = self.processes.entry(pid).or_default();
@@ -127,9 +155,15 @@ impl Naming {
     }
 
     /// The index of the stack with the same content, as far as known now: that of a definition that
-    /// came late; for all that are not defined the same one; else `index` itself.
+    /// came late; for all that are not defined the same one; else `index` itself. Without its
+    /// [`Naming::caller`].
     pub fn merged(&self, index: StackIndex) -> StackIndex {
         self.stacks.canonical(index)
+    }
+
+    /// The name of the file that called from it, at the level of the driver, if known.
+    pub fn caller(&self, index: StackIndex) -> Option<&Arc<str>> {
+        self.stacks.caller(index)
     }
 
     /// Its frames, innermost first. A frame whose code object is not known has the function and the

@@ -8,6 +8,7 @@ use tracer_common::wire::{LINES_CHUNK, MAX_LINES_CHUNKS};
 use super::{
     intern::{Location, LocationIndex, Locations},
     line_table::{LineTable, LineTableKind},
+    modules::Modules,
 };
 use crate::{
     decode::{LinesPiece, StackFrame},
@@ -38,6 +39,7 @@ pub(super) struct Code {
 #[derive(Debug)]
 pub(super) struct ProcessNames {
     pub(super) python_minor: Option<u8>,
+    pub(super) modules: Modules,
     codes: FxHashMap<CodeId, Code>,
     ids: FxHashMap<StackId, StackIndex>,
     /// Ids by generation, the current one last. Freeing code in one process must not make another's
@@ -51,6 +53,7 @@ impl Default for ProcessNames {
     fn default() -> Self {
         Self {
             python_minor: None,
+            modules: Modules::default(),
             codes: FxHashMap::default(),
             ids: FxHashMap::default(),
             generations: VecDeque::from([Vec::new()]),

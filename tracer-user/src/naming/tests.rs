@@ -35,7 +35,7 @@ fn stack(id: u64, code: u64) -> StackDefinition {
 }
 
 fn event(naming: &mut Naming, id: u64) -> StackIndex {
-    naming.stack(PID, StackRef::Id(StackId(id)))
+    naming.stack(PID, StackRef::Id(StackId(id)), None)
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn every_gap_has_its_note() {
     let truncated = naming.define_stack(&StackDefinition { truncated: true, ..stack(1, 1) });
     let faulted = naming.define_stack(&StackDefinition { faulted: true, ..stack(2, 1) });
     let both = naming.define_stack(&StackDefinition { truncated: true, ..stack(3, 9) });
-    let native = naming.stack(PID, StackRef::NoPython);
-    let not_taken = naming.stack(PID, StackRef::NotTaken);
+    let native = naming.stack(PID, StackRef::NoPython, None);
+    let not_taken = naming.stack(PID, StackRef::NotTaken, None);
     let whole = naming.define_stack(&stack(4, 1));
     for (index, words) in [
         (truncated, &["outermost frames are missing"][..]),
@@ -232,4 +232,24 @@ fn a_process_that_is_forgotten_leaves_its_stacks_for_reports() {
     let next = naming.define_stack(&stack(200, 1));
     assert_eq!(naming.frames(next)[0].function, "?");
     assert_ne!(naming.merged(early), next);
+}
+
+/// The same stack is another one for each file that called from it, also when it is defined late.
+#[test]
+fn callers_are_told_apart() {
+    let mut naming = Naming::new();
+    naming.map_code(PID, 0x1000..0x2000, "liba.so");
+    naming.map_code(PID, 0x2000..0x3000, "libb.so");
+    let call = |naming: &mut Naming, id, address| {
+        naming.stack(PID, StackRef::Id(StackId(id)), Some(CodeAddress(address)))
+    };
+    let (a, b) = (call(&mut naming, 1, 0x1000), call(&mut naming, 1, 0x2fff));
+    let (again, nobody) = (call(&mut naming, 1, 0x1800), call(&mut naming, 1, 0x3000));
+    assert_eq!(a, again);
+    assert!(a != b && a != nobody && b != nobody);
+    let defined = naming.define_stack(&stack(1, 1));
+    assert!([a, b, nobody].iter().all(|&index| naming.merged(index) == defined));
+    let callers = [a, b, nobody].map(|index| naming.caller(index).map(|file| file.to_string()));
+    assert_eq!(callers, [Some("liba.so".to_owned()), Some("libb.so".to_owned()), None]);
+    assert_eq!(naming.frames(a), naming.frames(defined));
 }

@@ -1,6 +1,8 @@
 //! Snapshots to text, JSON, folded stacks and flamegraphs. Pure: each format is a function from an
-//! immutable snapshot to a writer, and its output depends on nothing else.
+//! immutable snapshot to a writer, and its output depends on nothing else. Single events to lines of
+//! JSON likewise.
 
+mod events;
 mod flamegraph;
 mod folded;
 mod json;
@@ -10,8 +12,8 @@ mod text;
 mod user_frame;
 
 pub use self::{
-    flamegraph::write_flamegraph, folded::write_folded, json::write_json, sanitize::sanitize,
-    text::write_text, user_frame::is_user_file,
+    events::write_event, flamegraph::write_flamegraph, folded::write_folded, json::write_json,
+    sanitize::sanitize, text::write_text, user_frame::is_user_file,
 };
 
 /// What to leave out. Totals always cover everything: those of devices and of text are of all call

@@ -6,7 +6,7 @@ use super::SessionError;
 use crate::{
     discover::{
         library::{self, LibraryFile, LibraryKind},
-        maps::mapped_files,
+        maps::{MappedFile, mapped_files},
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
     },
@@ -26,8 +26,8 @@ pub(super) struct Found {
     pub python_gap: Option<String>,
     /// Those that are mapped, and those that it can be foreseen to load.
     pub libraries: Vec<LibraryFile>,
-    /// The inode of the first file that it has mapped, its program: another after exec.
-    pub anchor: Option<u64>,
+    /// What it has mapped.
+    pub files: Vec<MappedFile>,
 }
 
 impl Found {
@@ -54,7 +54,6 @@ impl Found {
             Err(error) => (None, Some(error.to_string()), true),
         };
         let files = mapped_files(pid)?;
-        let anchor = files.first().map(|file| file.inode);
         let mut libraries = library::mapped(&files);
         let cuda = |libraries: &[LibraryFile]| {
             libraries.iter().any(|library| library.kind != LibraryKind::Loader)
@@ -66,7 +65,7 @@ impl Found {
         if !cuda(&libraries) {
             return Err(SessionError::NoCuda(pid));
         }
-        Ok(Self { info, pidfd, python, python_gap, libraries, anchor })
+        Ok(Self { info, pidfd, python, python_gap, libraries, files })
     }
 }
 

@@ -26,12 +26,12 @@ use crate::{
     decode::{ProcessChange, Record, decode},
     discover::{
         library::{self, LibraryFile, LibraryKind},
-        maps::mapped_files,
+        maps::{MappedFile, mapped_files},
         plan::Extras,
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
     },
-    model::{Level, Pid, Snapshot},
+    model::{AllocationEvent, Level, Pid, Snapshot},
     sys::{
         self,
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
@@ -94,6 +94,9 @@ struct Target {
     alive: bool,
 }
 
+/// Sees every event, before the ledger does.
+pub type Tap = Box<dyn FnMut(&AllocationEvent)>;
+
 /// A running trace.
 pub struct Session {
     kernel: Kernel,
@@ -102,6 +105,7 @@ pub struct Session {
     /// Followed processes that have replaced their program: until when to look what they are.
     looking: VecDeque<(Pid, u64)>,
     probes: Probes,
+    tap: Option<Tap>,
     start_ns: u64,
     /// When what ended processes left in the kernel half was last removed.
     swept_ns: u64,
@@ -145,6 +149,7 @@ impl Session {
             targets: Vec::new(),
             looking: VecDeque::new(),
             probes: Probes::new(options.follow, extras),
+            tap: None,
             start_ns: sys::monotonic_ns(),
             swept_ns: 0,
             ended_since_sweep: false,
@@ -159,7 +164,7 @@ impl Session {
 
     /// Attaches every probe of a process, then lets events of it through.
     fn add(&mut self, found: Found, lock: TraceLock) -> Result<(), SessionError> {
-        let Found { info, pidfd, python, python_gap, libraries, anchor } = found;
+        let Found { info, pidfd, python, python_gap, libraries, files } = found;
         let pid = info.pid;
         let unavailable = self.kernel.types_unavailable().map(ToString::to_string);
         let whole = !libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped);
@@ -168,7 +173,7 @@ impl Session {
         let config = self.probes.config(&mut self.kernel, pid, python.as_ref());
         self.kernel.set_process(pid, &config)?;
         // From here on an exit or exec is an event; what happened before shows in the process itself.
-        if !process::is_same(pid, info.start_ticks) || !still_maps(pid, anchor) {
+        if !process::is_same(pid, info.start_ticks) || !still_maps(pid, &files) {
             return Err(SessionError::Vanished(pid));
         }
         if !any {
@@ -178,9 +183,15 @@ impl Session {
         let late = late(&libraries).collect();
         let facts = ProcessFacts { whole, late, ..self.facts(&info, python.as_ref()) };
         self.core.set_process(pid, facts);
+        map_code(&mut self.core, pid, &files);
         let python_gap = unavailable.or(python_gap);
         self.targets.push(Target { info, pidfd, _lock: lock, python_gap, alive: true });
         Ok(())
+    }
+
+    /// From here on `tap` sees every event.
+    pub fn set_tap(&mut self, tap: Tap) {
+        self.tap = Some(tap);
     }
 
     /// Takes everything that the kernel half has recorded, and reacts to what happened to the
@@ -197,11 +208,17 @@ impl Session {
 
     fn drain(&mut self) {
         let mut changed: Vec<(Pid, ProcessChange)> = Vec::new();
-        let core = &mut self.core;
+        let (core, tap) = (&mut self.core, &mut self.tap);
         self.kernel.drain(|bytes| match decode(bytes) {
             Ok(record) => {
                 if let Record::Process { pid, change, .. } = record {
                     changed.push((pid, change));
+                }
+                if let Record::Memory(event) = &record {
+                    find_caller(core, event);
+                    if let Some(tap) = tap {
+                        tap(event);
+                    }
                 }
                 core.apply(record);
             }
@@ -282,6 +299,7 @@ impl Session {
             self.look_soon(pid);
         }
         let Ok(files) = mapped_files(pid) else { return };
+        map_code(&mut self.core, pid, &files);
         let new: Vec<LibraryFile> = library::mapped(&files)
             .into_iter()
             .filter(|library| !self.probes.knows(pid, library))
@@ -394,6 +412,7 @@ impl Session {
             Err(_) => None,
         };
         let Ok(files) = mapped_files(pid) else { return true };
+        map_code(&mut self.core, pid, &files);
         let mut libraries = library::mapped(&files);
         libraries.extend(library::loadable(pid, python.as_ref().map(|p| p.minor), &libraries));
         self.probes.attach_libraries(&mut self.kernel, pid, &libraries);
@@ -443,8 +462,29 @@ fn late(libraries: &[LibraryFile]) -> impl Iterator<Item = Level> {
     loaded.filter_map(|library| library.kind.untold_pools())
 }
 
-fn still_maps(pid: Pid, anchor: Option<u64>) -> bool {
-    mapped_files(pid).is_ok_and(|files| files.first().map(|file| file.inode) == anchor)
+/// The first file that a process has mapped is its program: another after exec.
+fn still_maps(pid: Pid, before: &[MappedFile]) -> bool {
+    let program = |files: &[MappedFile]| files.first().map(|file| file.inode);
+    mapped_files(pid).is_ok_and(|files| program(&files) == program(before))
+}
+
+/// Where code of files lies, so that a caller can be named also when it is gone.
+fn map_code(core: &mut Aggregator, pid: Pid, files: &[MappedFile]) {
+    for file in files {
+        let name = file.file_name();
+        for range in file.ranges.iter().filter(|range| range.executable) {
+            core.map_code(pid, range.start..range.end, &name);
+        }
+    }
+}
+
+/// Looks where the code is that called, unless that is known.
+fn find_caller(core: &mut Aggregator, event: &AllocationEvent) {
+    let Some(caller) = event.caller else { return };
+    if !core.is_code_settled(event.pid, caller) {
+        map_code(core, event.pid, &mapped_files(event.pid).unwrap_or_default());
+        core.note_foreign_code(event.pid, caller);
+    }
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {

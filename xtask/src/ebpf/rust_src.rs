@@ -59,7 +59,7 @@ fn find(cached: &Path) -> Option<PathBuf> {
 fn from_distribution(workspace: &Workspace, version: &str, cached: &Path) -> Result<()> {
     let apt = PrivateApt::new(workspace, "rust-src")?;
     for suite in SUITES {
-        if apt.select(suite).is_err() {
+        if apt.select(suite, "main").is_err() {
             continue;
         }
         let versions = apt.versions("rust-src")?;

@@ -101,7 +101,7 @@ fn cached(cache: &Path) -> Option<Package> {
 /// What a suite's metapackage for virtual machines stands for, unpacked; only the kernel is kept.
 fn download(workspace: &Workspace, kernel: &Kernel, cache: &Path) -> Result<()> {
     let apt = PrivateApt::new(workspace, "kernels")?;
-    apt.select(kernel.suite)?;
+    apt.select(kernel.suite, "main")?;
     let depends = apt.field("linux-image-cloud-amd64", "Depends")?;
     let release = depends
         .split([',', ' '])

@@ -26,7 +26,8 @@ pub(super) fn write(failures: &[Failure], out: &mut impl io::Write) -> io::Resul
 }
 
 fn is_again(a: &Failure, b: &Failure) -> bool {
-    (&a.call, a.bytes, &a.error, &a.site) == (&b.call, b.bytes, &b.error, &b.site)
+    (&a.call, a.bytes, &a.error, &a.caller, &a.site)
+        == (&b.call, b.bytes, &b.error, &b.caller, &b.site)
 }
 
 fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
@@ -40,6 +41,9 @@ fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
     line.add(" ", &first.error);
     for word in lines::place(&first.frames, first.frames_note.as_deref()) {
         line.add(" ", &word);
+    }
+    if let Some(file) = &first.caller {
+        line.add(" ", &format!("by {file}"));
     }
     if group.iter().all(|failure| failure.user_visible == Some(false)) {
         line.add_words("(a second try succeeded)");

@@ -60,6 +60,7 @@ fn words(site: &Site) -> Vec<String> {
         Level::Pytorch => words.push(format!("[{}]", label::device(site.device))),
         level => words.push(format!("[{level}, {}]", label::device(site.device))),
     }
+    words.extend(site.caller.as_ref().map(|file| format!("by {file}")));
     words
 }
 
