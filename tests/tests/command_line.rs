@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
     process::{Command, Output, Stdio},
     thread,
