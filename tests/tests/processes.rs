@@ -92,7 +92,11 @@ fn ten_thousand_children_with_few_pids() {
             assert_eq!(process.parent.map(|pid| pid.0), Some(parent));
             assert!(matches!(process.exit.as_deref(), Some("exit 0" | "signal 9")));
             assert_eq!(
-                process.devices.iter().map(|d| d.before_attach.allocated_bytes).sum::<u64>(),
+                process
+                    .devices
+                    .iter()
+                    .map(|d| d.before_attach.unwrap_or_default().allocated_bytes)
+                    .sum::<u64>(),
                 0
             );
             let functions: Vec<&str> =
