@@ -12,8 +12,8 @@ static int give_handle(void **handle) {
 EXPORT int cublasCreate_v2(void **handle) { return give_handle(handle); }
 EXPORT int cublasLtCreate(void **handle) { return give_handle(handle); }
 EXPORT int cublasLtMatmulPreferenceCreate(void **handle) { return give_handle(handle); }
-EXPORT int cublasGetVersion_v2(void *handle, int *version) { (void)handle; *version = 130000; return 0; }
-EXPORT size_t cublasLtGetVersion(void) { return 130000; }
+EXPORT int cublasGetVersion_v2(void *handle, int *version) { (void)handle; *version = CUDA_MAJOR * 10000; return 0; }
+EXPORT size_t cublasLtGetVersion(void) { return CUDA_MAJOR * 10000; }
 EXPORT int cublasGetPointerMode_v2(void *handle, int *mode) { (void)handle; *mode = 0; return 0; }
 EXPORT int cublasGetMathMode(void *handle, int *mode) { (void)handle; *mode = 0; return 0; }
 /* handle, description, A, B, C, D, preference, requested, results, count */
@@ -26,9 +26,9 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, void *description, void 
     return 0;
 }
 EXPORT int cudnnCreate(void **handle) { return give_handle(handle); }
-EXPORT size_t cudnnGetVersion(void) { return 91900; }
-EXPORT size_t cudnnGetCudartVersion(void) { return 13020; }
+EXPORT size_t cudnnGetVersion(void) { return CUDA_MAJOR == 12 ? 8902 : 91900; }
+EXPORT size_t cudnnGetCudartVersion(void) { return CUDA_MAJOR * 1000; }
 EXPORT int cusolverDnCreate(void **handle) { return give_handle(handle); }
 EXPORT int cusparseCreate(void **handle) { return give_handle(handle); }
 EXPORT int ncclGetVersion(int *version) { *version = 22900; return 0; }
-EXPORT int nvrtcVersion(int *major, int *minor) { *major = 13; *minor = 2; return 0; }
+EXPORT int nvrtcVersion(int *major, int *minor) { *major = CUDA_MAJOR; *minor = 0; return 0; }

@@ -1,16 +1,12 @@
-/* The simulated runtime, libcudart.so.13: hands memory calls on to the driver's exported functions,
- * as the real one does, so that each allocation passes libcuda exactly once. Kernels launch and do
- * nothing; copies to the device are dropped, copies from it are zeros. What torch imports beyond
- * this is a generated stub that answers cudaErrorNotSupported. */
+/* The simulated runtime, libcudart.so.12 and .13: devices, errors, kernels. Kernels launch and do
+ * nothing. What torch imports beyond this runtime is a generated stub that answers
+ * cudaErrorNotSupported. */
 #define _GNU_SOURCE
-#include "sim.h"
+#include "runtime.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-typedef int cudaError_t;
 
 extern CUresult cuInit(unsigned);
 extern CUresult cuDeviceGetCount(int *);
@@ -18,30 +14,16 @@ extern CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
 extern CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 extern CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *, int *);
 extern CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
-extern CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
+extern CUresult cuDevicePrimaryCtxReset(CUdevice);
 extern CUresult cuCtxSetCurrent(CUcontext);
-extern CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-extern CUresult cuMemFree_v2(CUdeviceptr);
-extern CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
-extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
-extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
-extern CUresult cuMemHostAlloc(void **, size_t, unsigned);
-extern CUresult cuMemFreeHost(void *);
-extern CUresult cuMemHostRegister_v2(void *, size_t, unsigned);
-extern CUresult cuMemHostUnregister(void *);
-extern CUresult cuMemGetInfo_v2(size_t *, size_t *);
-extern CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
-extern CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
-extern CUresult cuMemPoolSetAttribute(CUmemoryPool, int, void *);
-extern CUresult cuMemPoolTrimTo(CUmemoryPool, size_t);
 extern CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 extern CUresult cuDeviceGetAttribute(int *, int, CUdevice);
 
-static _Thread_local int device_now;
+_Thread_local int device_now;
 static _Thread_local int bound = -1;
 static _Thread_local cudaError_t last_error;
 
-static cudaError_t fail(cudaError_t error) {
+cudaError_t fail(cudaError_t error) {
     if (error) last_error = error;
     return error;
 }
@@ -63,8 +45,7 @@ static CUresult primary_context(CUcontext *context, int device) {
     return result;
 }
 
-/* Makes the primary context of this thread's device current, as every runtime call does. */
-static cudaError_t ready(void) {
+cudaError_t ready(void) {
     int active = 0;
     CUresult result = cuInit(0);
     if (!result) result = cuDevicePrimaryCtxGetState(device_now, NULL, &active);
@@ -114,9 +95,9 @@ EXPORT cudaError_t cudaSetDevice(int device) {
     return ready();
 }
 EXPORT cudaError_t cudaDeviceSynchronize(void) { return ready(); }
-EXPORT cudaError_t cudaDeviceReset(void) { return fail(cuDevicePrimaryCtxReset_v2(device_now)); }
+EXPORT cudaError_t cudaDeviceReset(void) { return fail(cuDevicePrimaryCtxReset(device_now)); }
 EXPORT cudaError_t cudaDriverGetVersion(int *version) { *version = 13020; return 0; }
-EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { *version = 13020; return 0; }
+EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { *version = RUNTIME_VERSION; return 0; }
 EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
     return cuDeviceGetAttribute(value, attribute, device);
 }
@@ -135,13 +116,20 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     return 0;
 }
 
-/* Byte offsets of the fields that torch reads in the CUDA 13 `cudaDeviceProp` (1008 bytes). */
+/* Byte offsets of the fields of `cudaDeviceProp` that torch reads. */
 enum {
-    PROP_SIZE = 1008, PROP_UUID = 256, PROP_TOTAL = 288, PROP_SHARED_BLOCK = 296, PROP_REGS = 304,
-    PROP_WARP = 308, PROP_THREADS_BLOCK = 320, PROP_DIM = 324, PROP_GRID = 336, PROP_MAJOR = 360,
-    PROP_TEXTURE = 368, PROP_SM = 384, PROP_CONCURRENT = 560, PROP_BUS = 568, PROP_L2 = 596,
+    PROP_UUID = 256, PROP_TOTAL = 288, PROP_SHARED_BLOCK = 296, PROP_REGS = 304, PROP_WARP = 308,
+    PROP_THREADS_BLOCK = 320, PROP_DIM = 324, PROP_GRID = 336, PROP_MAJOR = 360,
+    PROP_TEXTURE = 368,
+#if CUDA_MAJOR == 12
+    PROP_SIZE = 1032, PROP_SM = 388, PROP_CONCURRENT = 576, PROP_BUS = 584, PROP_L2 = 616,
+    PROP_THREADS_SM = 624, PROP_SHARED_SM = 640, PROP_REGS_SM = 648, PROP_SHARED_OPTIN = 696,
+    PROP_BLOCKS_SM = 712, PROP_POOLS = 744,
+#else
+    PROP_SIZE = 1008, PROP_SM = 384, PROP_CONCURRENT = 560, PROP_BUS = 568, PROP_L2 = 596,
     PROP_THREADS_SM = 604, PROP_SHARED_SM = 624, PROP_REGS_SM = 632, PROP_SHARED_OPTIN = 672,
     PROP_BLOCKS_SM = 688, PROP_POOLS = 720,
+#endif
 };
 
 static void put32(unsigned char *p, int offset, int value) { memcpy(p + offset, &value, 4); }
@@ -179,6 +167,10 @@ EXPORT cudaError_t cudaGetDeviceProperties(void *properties, int device) {
     return 0;
 }
 
+EXPORT cudaError_t cudaGetDeviceProperties_v2(void *properties, int device) {
+    return cudaGetDeviceProperties(properties, device);
+}
+
 /* --- errors --- */
 
 EXPORT cudaError_t cudaGetLastError(void) {
@@ -198,162 +190,6 @@ EXPORT const char *cudaGetErrorString(cudaError_t error) {
 }
 EXPORT const char *cudaGetErrorName(cudaError_t error) {
     return error == 2 ? "cudaErrorMemoryAllocation" : error ? "cudaErrorSimulated" : "cudaSuccess";
-}
-
-/* --- memory --- */
-
-EXPORT cudaError_t cudaMalloc(void **pointer, size_t bytes) {
-    *pointer = NULL;
-    if (!bytes) return 0;
-    cudaError_t error = ready();
-    return error ? error : fail(cuMemAlloc_v2((CUdeviceptr *)pointer, bytes));
-}
-EXPORT cudaError_t cudaFree(void *pointer) {
-    cudaError_t error = ready();
-    if (error || !pointer) return error;
-    return fail(cuMemFree_v2((CUdeviceptr)pointer));
-}
-EXPORT cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags) {
-    cudaError_t error = ready();
-    return error ? error : fail(cuMemAllocManaged((CUdeviceptr *)pointer, bytes, flags));
-}
-EXPORT cudaError_t cudaMallocAsync(void **pointer, size_t bytes, void *stream) {
-    cudaError_t error = ready();
-    return error ? error : fail(cuMemAllocAsync((CUdeviceptr *)pointer, bytes, stream));
-}
-EXPORT cudaError_t cudaFreeAsync(void *pointer, void *stream) {
-    return fail(cuMemFreeAsync((CUdeviceptr)pointer, stream));
-}
-EXPORT cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
-    cudaError_t error = ready();
-    *pointer = NULL;
-    return error || !bytes ? error : fail(cuMemHostAlloc(pointer, bytes, flags));
-}
-EXPORT cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
-    return cudaHostAlloc(pointer, bytes, 0);
-}
-EXPORT cudaError_t cudaFreeHost(void *pointer) {
-    return pointer ? fail(cuMemFreeHost(pointer)) : 0;
-}
-EXPORT cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
-    cudaError_t error = ready();
-    return error ? error : fail(cuMemHostRegister_v2(pointer, bytes, flags));
-}
-EXPORT cudaError_t cudaHostUnregister(void *pointer) { return fail(cuMemHostUnregister(pointer)); }
-EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
-    cudaError_t error = ready();
-    return error ? error : fail(cuMemGetInfo_v2(free_bytes, total));
-}
-EXPORT cudaError_t cudaDeviceGetDefaultMemPool(CUmemoryPool *pool, int device) {
-    return fail(cuDeviceGetDefaultMemPool(pool, device));
-}
-EXPORT cudaError_t cudaMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value) {
-    return fail(cuMemPoolGetAttribute(pool, attribute, value));
-}
-EXPORT cudaError_t cudaMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
-    return fail(cuMemPoolSetAttribute(pool, attribute, value));
-}
-EXPORT cudaError_t cudaMemPoolSetAccess(CUmemoryPool pool, const void *access, size_t count) {
-    (void)pool, (void)access, (void)count;
-    return 0;
-}
-EXPORT cudaError_t cudaMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
-    return fail(cuMemPoolTrimTo(pool, keep));
-}
-EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
-    (void)device, (void)attribute;
-    *(uint64_t *)value = 0;
-    return 0;
-}
-
-/* `cudaPointerAttributes` of CUDA 13: type, device, devicePointer, hostPointer. */
-struct pointer_attributes { int type, device; void *on_device, *on_host; long reserved[8]; };
-
-EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *p) {
-    memset(attributes, 0, sizeof *attributes);
-    if (address_is_device((uint64_t)p)) {
-        attributes->type = 2;
-        attributes->device = address_device((uint64_t)p);
-        attributes->on_device = (void *)p;
-    }
-    return 0;
-}
-
-/* Direction as the API counts it; 4: find out by the addresses. A copy from the device is zeros. */
-static void copy(void *to, const void *from, size_t bytes) {
-    if (address_is_device((uint64_t)to)) return;
-    if (address_is_device((uint64_t)from)) memset(to, 0, bytes);
-    else memmove(to, from, bytes);
-}
-EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int direction) {
-    (void)direction;
-    copy(to, from, bytes);
-    return 0;
-}
-EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int direction,
-                                   void *stream) {
-    (void)direction, (void)stream;
-    copy(to, from, bytes);
-    return 0;
-}
-EXPORT cudaError_t cudaMemcpyPeerAsync(void) { return 0; }
-EXPORT cudaError_t cudaMemcpyToSymbol(void) { return 0; }
-EXPORT cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (!address_is_device((uint64_t)to)) memset(to, value, bytes);
-    return 0;
-}
-EXPORT cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
-    (void)stream;
-    return cudaMemset(to, value, bytes);
-}
-
-/* --- streams and events: everything is done at once --- */
-
-static void *token(void) { return malloc(8); }
-
-EXPORT cudaError_t cudaStreamCreate(void **stream) { *stream = token(); return ready(); }
-EXPORT cudaError_t cudaStreamCreateWithFlags(void **stream, unsigned flags) {
-    (void)flags;
-    return cudaStreamCreate(stream);
-}
-EXPORT cudaError_t cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
-    (void)flags, (void)priority;
-    return cudaStreamCreate(stream);
-}
-EXPORT cudaError_t cudaStreamDestroy(void *stream) { free(stream); return 0; }
-EXPORT cudaError_t cudaStreamSynchronize(void *stream) { (void)stream; return 0; }
-EXPORT cudaError_t cudaStreamQuery(void *stream) { (void)stream; return 0; }
-EXPORT cudaError_t cudaStreamWaitEvent(void) { return 0; }
-EXPORT cudaError_t cudaStreamGetPriority(void *stream, int *priority) {
-    (void)stream;
-    *priority = 0;
-    return 0;
-}
-EXPORT cudaError_t cudaStreamIsCapturing(void *stream, int *status) {
-    (void)stream;
-    *status = 0;
-    return 0;
-}
-EXPORT cudaError_t cudaStreamGetCaptureInfo(void *stream, int *status) {
-    (void)stream;
-    *status = 0;
-    return 0;
-}
-EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode) { *mode = 0; return 0; }
-EXPORT cudaError_t cudaEventCreate(void **event) { *event = token(); return 0; }
-EXPORT cudaError_t cudaEventCreateWithFlags(void **event, unsigned flags) {
-    (void)flags;
-    return cudaEventCreate(event);
-}
-EXPORT cudaError_t cudaEventDestroy(void *event) { free(event); return 0; }
-EXPORT cudaError_t cudaEventRecord(void *event, void *stream) { (void)event, (void)stream; return 0; }
-EXPORT cudaError_t cudaEventRecordWithFlags(void) { return 0; }
-EXPORT cudaError_t cudaEventQuery(void *event) { (void)event; return 0; }
-EXPORT cudaError_t cudaEventSynchronize(void *event) { (void)event; return 0; }
-EXPORT cudaError_t cudaEventElapsedTime(float *ms, void *start, void *end) {
-    (void)start, (void)end;
-    *ms = 0;
-    return 0;
 }
 
 /* --- kernels' attributes --- */
@@ -385,5 +221,5 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **f
 }
 EXPORT cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, uint64_t flags,
                                            int *status) {
-    return cudaGetDriverEntryPointByVersion(symbol, function, 13020, flags, status);
+    return cudaGetDriverEntryPointByVersion(symbol, function, RUNTIME_VERSION, flags, status);
 }

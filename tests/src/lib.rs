@@ -7,15 +7,35 @@ pub mod child;
 pub mod trace;
 pub mod tracer;
 
-use std::{env, ops::RangeInclusive, path::PathBuf};
+use std::{
+    env,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
-/// The sandbox's interpreter.
+/// The interpreter of the sandbox with the current PyTorch.
 ///
 /// # Panics
 ///
 /// When the tests are not run by `cargo xtask test`.
 pub fn sandbox_python() -> PathBuf {
     variable("CUDATRACE_SANDBOX_PYTHON")
+}
+
+/// The interpreters of every sandbox: with the current PyTorch, and with 2.3.1.
+///
+/// # Panics
+///
+/// When the tests are not run by `cargo xtask test`; without `CI`, the old PyTorch may be missing.
+pub fn sandbox_pythons() -> Vec<PathBuf> {
+    const OLD: &str = "CUDATRACE_SANDBOX_PYTHON_2_3";
+    let mut pythons = vec![sandbox_python()];
+    if env::var_os(OLD).is_some() || env::var_os("CI").is_some() {
+        pythons.push(variable(OLD));
+    } else {
+        println!("skipped: PyTorch 2.3.1 ({OLD} is not set)");
+    }
+    pythons
 }
 
 /// The `cudatrace` program.
@@ -57,18 +77,27 @@ pub fn workload(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("workloads").join(name)
 }
 
-/// The simulated driver of the sandbox.
+/// The simulated driver of the sandbox with the current PyTorch.
 pub fn simulated_driver() -> PathBuf {
-    let lib = sandbox_python().with_file_name("").join("../lib");
-    let folder = std::fs::read_dir(&lib)
+    simulated(&sandbox_python(), "libcuda.so.1")
+}
+
+/// A simulated library of a sandbox, by its file name.
+///
+/// # Panics
+///
+/// When it is not there.
+pub fn simulated(python: &Path, library: &str) -> PathBuf {
+    let lib = python.with_file_name("").join("../lib");
+    let found = std::fs::read_dir(&lib)
         .into_iter()
         .flatten()
         .flatten()
-        .map(|entry| entry.path().join("site-packages/torch/lib/libcuda.so.1"))
+        .map(|entry| entry.path().join("site-packages/torch/lib").join(library))
         .find(|path| path.exists());
-    match folder.and_then(|path| path.canonicalize().ok()) {
+    match found.and_then(|path| path.canonicalize().ok()) {
         Some(path) => path,
-        None => panic!("no libcuda.so.1 below `{}`: run `cargo xtask sandbox`", lib.display()),
+        None => panic!("no {library} below `{}`: run `cargo xtask sandbox`", lib.display()),
     }
 }
 

@@ -1,8 +1,10 @@
 //! The ledger against PyTorch's allocator and the simulated driver, to the byte.
 
+use std::path::Path;
+
 use cudatrace_tests::{
     child::Talker,
-    sandbox_python,
+    sandbox_python, sandbox_pythons,
     trace::{Trace, device, live_bytes, number, only_process},
     workload,
 };
@@ -14,16 +16,16 @@ use tracer_user::{
 
 const ENVIRONMENT: [(&str, &str); 2] = [("CUDASIM_DEVICES", "2"), ("CUDASIM_MEMORY", "64G")];
 
-fn start(args: &[&str]) -> Talker {
-    start_with(args, &[])
+fn start(python: &Path, args: &[&str]) -> Talker {
+    start_with(python, args, &[])
 }
 
-fn start_with(args: &[&str], more: &[(&str, &str)]) -> Talker {
+fn start_with(python: &Path, args: &[&str], more: &[(&str, &str)]) -> Talker {
+    println!("{}", python.display());
     let mut all = vec!["--wait"];
     all.extend(args);
     let environment = [&ENVIRONMENT, more].concat();
-    let mut talker =
-        Talker::python(&sandbox_python(), &workload("random_allocs.py"), &all, &environment);
+    let mut talker = Talker::python(python, &workload("random_allocs.py"), &all, &environment);
     assert_eq!(talker.line()["ready"], true);
     talker
 }
@@ -91,38 +93,46 @@ fn follow(
 /// imported, every quiet point agrees to the byte.
 #[test]
 fn attached_from_the_start() {
-    let mut talker = start(&["--snapshot"]);
-    let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
-    talker.say("go");
-    let points = follow(&mut trace, &mut talker, |snapshot, truth| {
-        check_whole(snapshot, truth);
-        check_fragmentation(snapshot, truth);
-    });
-    assert_eq!(points, 11);
-    assert!(talker.wait().success());
-    let last = trace.finish();
-    let blocks = only_process(&last).sites.iter().filter(|site| site.level == Level::Pytorch);
-    assert_eq!(blocks.map(|site| site.total_blocks).sum::<u64>(), 200_000);
+    for python in sandbox_pythons() {
+        let mut talker = start(&python, &["--snapshot"]);
+        let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+        talker.say("go");
+        let points = follow(&mut trace, &mut talker, |snapshot, truth| {
+            check_whole(snapshot, truth);
+            check_fragmentation(snapshot, truth);
+        });
+        assert_eq!(points, 11);
+        assert!(talker.wait().success());
+        let last = trace.finish();
+        let blocks = only_process(&last).sites.iter().filter(|site| site.level == Level::Pytorch);
+        assert_eq!(blocks.map(|site| site.total_blocks).sum::<u64>(), 200_000);
+    }
 }
 
 /// Segments made by virtual memory management: the same, to the byte.
 #[test]
 fn expandable_segments() {
     let conf = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
-    let mut talker = start_with(&["--allocs", "60000", "--quiet-points", "6"], &conf);
-    let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
-    talker.say("go");
-    assert_eq!(follow(&mut trace, &mut talker, check_whole), 7);
+    for python in sandbox_pythons() {
+        let args = ["--allocs", "60000", "--quiet-points", "6"];
+        let mut talker = start_with(&python, &args, &conf);
+        let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
+        talker.say("go");
+        assert_eq!(follow(&mut trace, &mut talker, check_whole), 7);
+    }
 }
 
 /// Allocators that report no blocks: everything is at the driver level, by call site and device.
 #[test]
 fn allocators_that_do_not_report() {
-    for conf in [
+    let confs = [
         ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
-    ] {
-        let mut talker = start_with(&["--allocs", "20000", "--quiet-points", "4"], &[conf]);
+    ];
+    let runs = sandbox_pythons().into_iter().flat_map(|python| confs.map(|c| (python.clone(), c)));
+    for (python, conf) in runs {
+        let args = ["--allocs", "20000", "--quiet-points", "4"];
+        let mut talker = start_with(&python, &args, &[conf]);
         let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
         talker.say("go");
         let mut most = 0;
@@ -144,7 +154,12 @@ fn allocators_that_do_not_report() {
 /// Attached when 300 blocks are there already, which are freed in the middle of the trace.
 #[test]
 fn attached_halfway() {
-    let mut talker = start(&["--keep", "300", "--allocs", "40000", "--quiet-points", "6"]);
+    sandbox_pythons().iter().for_each(|python| halfway(python));
+}
+
+fn halfway(python: &Path) {
+    let args = ["--keep", "300", "--allocs", "40000", "--quiet-points", "6"];
+    let mut talker = start(python, &args);
     talker.say("go");
     let kept = talker.line();
     let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
@@ -183,7 +198,7 @@ fn attached_halfway() {
 /// with the next event.
 #[test]
 fn dropped_events_are_told_and_totals_recover() {
-    let mut talker = start(&["--allocs", "40000", "--quiet-points", "4"]);
+    let mut talker = start(&sandbox_python(), &["--allocs", "40000", "--quiet-points", "4"]);
     let options = LoadOptions { ring_bytes: 4096, ..LoadOptions::default() };
     let mut trace = Trace::attach(talker.pid(), &options);
     talker.say("go");

@@ -88,7 +88,7 @@ def main():
                 device = chooser.randrange(args.devices)
                 try:
                     live.append(torch.empty(size(chooser), dtype=torch.uint8, device=f"cuda:{device}"))
-                except torch.OutOfMemoryError:
+                except torch.cuda.OutOfMemoryError:
                     failures.append(number)
                     live.clear()
                 if chooser.random() < 0.0005:

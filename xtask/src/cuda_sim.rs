@@ -34,13 +34,16 @@ const NOT_SUPPORTED: i32 = 801;
 const DRIVER_SOURCES: [&str; 6] =
     ["driver.c", "config.c", "accounts.c", "context.c", "memory.c", "vmm.c"];
 
-const LIBRARIES: [Library; 14] = [
-    library("libcudart.so", &["cuda", "__cuda"], &["runtime.c"], NOT_SUPPORTED),
+const RUNTIME_SOURCES: [&str; 3] = ["runtime.c", "runtime_memory.c", "runtime_streams.c"];
+
+const LIBRARIES: [Library; 16] = [
+    library("libcudart.so", &["cuda", "__cuda"], &RUNTIME_SOURCES, NOT_SUPPORTED),
     library("libcublasLt.so", &["cublasLt"], &["math.c"], 0),
     library("libcublas.so", &["cublas"], &["math.c"], 0),
     library("libcudnn.so", &["cudnn"], &["math.c"], 0),
     library("libcusparseLt.so", &["cusparseLt"], &[], 0),
     library("libcusparse.so", &["cusparse"], &["math.c"], 0),
+    library("libcurand.so", &["curand"], &[], 0),
     library("libcusolver.so", &["cusolver"], &["math.c"], 0),
     library("libcufft.so", &["cufft"], &[], 0),
     library("libcufile.so", &["cuFile"], &[], 0),
@@ -48,6 +51,7 @@ const LIBRARIES: [Library; 14] = [
     library("libnccl.so", &["nccl"], &["math.c"], 0),
     library("libnvrtc.so", &["nvrtc"], &["math.c"], 0),
     library("libnvshmem_host.so", &["nvshmem"], &[], 0),
+    library("libnvToolsExt.so", &["nvtx"], &[], 0),
     // Last: its prefix fits nearly all of the others.
     library("libcuda.so", &["cu"], &DRIVER_SOURCES, NOT_SUPPORTED),
 ];
@@ -86,6 +90,8 @@ pub fn build(workspace: &Workspace, torch_lib: &Path) -> Result<()> {
     let generated = workspace.target("cuda-sim");
     fs::create_dir_all(&generated)?;
     let imports = imports(torch_lib)?;
+    let major = |name: &String| name.strip_prefix("libcudart.so.").map(str::to_owned);
+    let major = imports.needed.iter().find_map(major).context("torch needs no CUDA runtime")?;
     let mut order: Vec<&Library> = LIBRARIES.iter().collect();
     // The runtime links against the driver.
     order.rotate_right(1);
@@ -96,7 +102,10 @@ pub fn build(workspace: &Workspace, torch_lib: &Path) -> Result<()> {
         let stubs = generated.join(format!("{soname}.c"));
         fs::write(&stubs, stub_source(library, &imports.undefined))?;
         let mut command = compiler(&source, torch_lib, soname);
-        command.args(library.sources.iter().map(|name| source.join(name))).arg(&stubs);
+        command
+            .arg(format!("-DCUDA_MAJOR={major}"))
+            .args(library.sources.iter().map(|name| source.join(name)))
+            .arg(&stubs);
         if let Some(version) = imports.versions.get(soname) {
             // glibc refuses a library without the version that its name is asked for.
             let script = generated.join(format!("{soname}.map"));

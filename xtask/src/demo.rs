@@ -26,7 +26,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         bail!("attaching probes needs root: run `sudo -E cargo xtask demo`");
     }
     let program = test::program(workspace)?;
-    let python = sandbox::ensure(workspace)?;
+    let python = sandbox::CURRENT.ensure(workspace)?;
     let ready = begin.elapsed();
     let folder = workspace.target("demo");
     fs::create_dir_all(&folder)?;

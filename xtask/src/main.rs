@@ -37,7 +37,11 @@ enum Verb {
         check: bool,
     },
     /// Make the Python environment of the tests: real PyTorch on simulated CUDA libraries
-    Sandbox,
+    Sandbox {
+        /// Which PyTorch
+        #[arg(value_parser = sandbox::ALL.map(|sandbox| sandbox.name), default_value = sandbox::CURRENT.name)]
+        pytorch: String,
+    },
     /// Show the whole thing: a leaking notebook, traced
     Demo,
     /// Trace on other kernels: boot Debian's in an emulator, and compare with the simulator's count
@@ -76,8 +80,10 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::Drivers => test::write_drivers(&workspace),
         Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
-        Verb::Sandbox => {
-            println!("{}", sandbox::ensure(&workspace)?.display());
+        Verb::Sandbox { pytorch } => {
+            for sandbox in sandbox::ALL.iter().filter(|sandbox| sandbox.name == pytorch) {
+                println!("{}", sandbox.ensure(&workspace)?.display());
+            }
             Ok(())
         }
     }

@@ -1,4 +1,4 @@
-//! `sandbox`: a Python environment with real PyTorch on the simulated CUDA libraries.
+//! `sandbox`: Python environments with real PyTorch on the simulated CUDA libraries.
 
 use std::{
     env, fs,
@@ -15,93 +15,137 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The oldest Python that the pinned packages support.
-const MIN_PYTHON_MINOR: u32 = 11;
+/// The oldest Python 3 that the packages of every sandbox support.
+const MIN_MINOR: u32 = 11;
 
 /// Bytes that PyTorch takes unpacked, with some air.
 const DISK_BYTES: u64 = 3 << 30;
 
-/// Makes `target/sandbox` if it is not there or no longer fits its inputs, and returns the path of
-/// its interpreter.
-///
-/// # Errors
-///
-/// When there is no suitable Python, no disk space, or a package is neither cached nor to be had.
-pub fn ensure(workspace: &Workspace) -> Result<PathBuf> {
-    let sandbox = workspace.target("sandbox");
-    let interpreter = sandbox.join("bin/python");
-    let host = host_python()?;
-    let stamp = sandbox.join("cudatrace-stamp");
-    let wanted = fingerprint(workspace, &host)?;
-    if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) && interpreter.exists() {
-        return Ok(interpreter);
-    }
-
-    check_disk(workspace)?;
-    let requirements = requirements_file(workspace);
-    if !is_installed(&interpreter, &requirements) {
-        install(workspace, &host, &sandbox, &requirements)?;
-    }
-    let torch_lib = output(Command::new(&interpreter).args([
-        "-c",
-        "import importlib.util, os; print(os.path.join(os.path.dirname(importlib.util.find_spec('torch').origin), 'lib'))",
-    ]))?;
-    cuda_sim::build(workspace, Path::new(torch_lib.trim()))?;
-    let seen = output(
-        Command::new(&interpreter)
-            .args(["-c", "import torch; print(torch.cuda.get_device_name(0))"])
-            .env("CUDASIM_DEVICES", "1"),
-    )
-    .context("the sandbox is there, but PyTorch does not see the simulated device")?;
-    eprintln!("PyTorch sees: {}", seen.trim());
-    fs::write(&stamp, wanted)?;
-    Ok(interpreter)
+/// A version of PyTorch, in an environment of its own.
+pub struct Sandbox {
+    /// What it is asked for by.
+    pub name: &'static str,
+    /// Its folder below `target`.
+    folder: &'static str,
+    /// Its packages, one per line, in `tests/cuda-sim`.
+    requirements: &'static str,
+    /// The newest Python 3 that all of them support, if there is one.
+    newest_minor: Option<u32>,
+    /// What tells the tests its interpreter.
+    pub variable: &'static str,
 }
 
-fn requirements_file(workspace: &Workspace) -> PathBuf {
-    workspace.root().join("tests/cuda-sim/requirements.txt")
+/// The current PyTorch, on CUDA 13, with a notebook kernel.
+pub const CURRENT: Sandbox = Sandbox {
+    name: "current",
+    folder: "sandbox",
+    requirements: "requirements.txt",
+    newest_minor: None,
+    variable: "CUDATRACE_SANDBOX_PYTHON",
+};
+
+/// An old PyTorch, on CUDA 12, and nothing else.
+pub const TORCH_2_3: Sandbox = Sandbox {
+    name: "2.3.1",
+    folder: "sandbox-2.3.1",
+    requirements: "requirements-2.3.1.txt",
+    newest_minor: Some(12),
+    variable: "CUDATRACE_SANDBOX_PYTHON_2_3",
+};
+
+/// Every sandbox.
+pub const ALL: [Sandbox; 2] = [CURRENT, TORCH_2_3];
+
+impl Sandbox {
+    /// Makes it below `target` if it is not there or no longer fits its inputs, and returns the path
+    /// of its interpreter.
+    ///
+    /// # Errors
+    ///
+    /// When there is no suitable Python, no disk space, or a package is neither cached nor to be had.
+    pub fn ensure(&self, workspace: &Workspace) -> Result<PathBuf> {
+        let folder = workspace.target(self.folder);
+        let interpreter = folder.join("bin/python");
+        let host = self.host_python()?;
+        let stamp = folder.join("cudatrace-stamp");
+        let requirements = workspace.root().join("tests/cuda-sim").join(self.requirements);
+        let wanted = fingerprint(workspace, &host, &requirements)?;
+        if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) && interpreter.exists() {
+            return Ok(interpreter);
+        }
+
+        check_disk(workspace)?;
+        if !is_installed(&interpreter, &requirements) {
+            install(workspace, &host, &folder, &requirements)?;
+        }
+        let torch_lib = output(Command::new(&interpreter).args([
+            "-c",
+            "import importlib.util, os; print(os.path.join(os.path.dirname(importlib.util.find_spec('torch').origin), 'lib'))",
+        ]))?;
+        cuda_sim::build(workspace, Path::new(torch_lib.trim()))?;
+        let seen = output(
+            Command::new(&interpreter)
+                .args([
+                    "-c",
+                    "import torch; print(torch.__version__, torch.cuda.get_device_name(0))",
+                ])
+                .env("CUDASIM_DEVICES", "1"),
+        )
+        .context("the sandbox is there, but PyTorch does not see the simulated device")?;
+        eprintln!("PyTorch, and what it sees: {}", seen.trim());
+        fs::write(&stamp, wanted)?;
+        Ok(interpreter)
+    }
+
+    /// `CUDATRACE_PYTHON`, `python3` and others by name: the first that the packages support.
+    fn host_python(&self) -> Result<PathBuf> {
+        let named = env::var_os("CUDATRACE_PYTHON").map(PathBuf::from);
+        let others = ["python3", "python3.13", "python3.12", "python3.11"].map(PathBuf::from);
+        let fits = |minor: u32| {
+            minor >= MIN_MINOR && self.newest_minor.is_none_or(|newest| minor <= newest)
+        };
+        let mut tried = Vec::new();
+        for candidate in named.into_iter().chain(others) {
+            let script =
+                "import sys, venv, ensurepip; print(sys.version_info.minor, sys.executable)";
+            match output(Command::new(&candidate).args(["-c", script])) {
+                Err(error) => tried.push(format!("{error:#}")),
+                Ok(answer) => match answer.trim().split_once(' ') {
+                    Some((minor, path)) if minor.parse().is_ok_and(fits) => {
+                        return Ok(PathBuf::from(path));
+                    }
+                    _ => tried.push(format!(
+                        "`{}` is Python 3.{}",
+                        candidate.display(),
+                        answer.trim()
+                    )),
+                },
+            }
+        }
+        let newest =
+            self.newest_minor.map_or("newer".to_owned(), |minor| format!("up to 3.{minor}"));
+        bail!(
+            "the sandbox with PyTorch {} needs Python 3.{MIN_MINOR} or {newest} with venv; name one by \
+             CUDATRACE_PYTHON=/path/to/python3. Tried: {}",
+            self.name,
+            tried.join("; ")
+        )
+    }
 }
 
-/// Everything that the sandbox is made from.
-fn fingerprint(workspace: &Workspace, host: &Path) -> Result<String> {
+/// Everything that a sandbox is made from.
+fn fingerprint(workspace: &Workspace, host: &Path, requirements: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     output(Command::new(host).arg("-VV"))?.hash(&mut hasher);
     host.hash(&mut hasher);
     let mut files = cuda_sim::sources(workspace)?;
-    files.push(requirements_file(workspace));
+    files.push(requirements.to_owned());
     for file in files {
         fs::read(&file)
             .with_context(|| format!("cannot read `{}`", file.display()))?
             .hash(&mut hasher);
     }
     Ok(format!("{:016x}", hasher.finish()))
-}
-
-/// `CUDATRACE_PYTHON`, else the first of `python3` and its newer versions that is new enough.
-fn host_python() -> Result<PathBuf> {
-    let named = env::var_os("CUDATRACE_PYTHON").map(PathBuf::from);
-    let candidates = match named {
-        Some(path) => vec![path],
-        None => ["python3", "python3.13", "python3.12", "python3.11"].map(PathBuf::from).to_vec(),
-    };
-    let mut tried = Vec::new();
-    for candidate in candidates {
-        let script = "import sys, venv, ensurepip; print(sys.version_info.minor, sys.executable)";
-        match output(Command::new(&candidate).args(["-c", script])) {
-            Err(error) => tried.push(format!("{error:#}")),
-            Ok(answer) => match answer.trim().split_once(' ') {
-                Some((minor, path)) if minor.parse().is_ok_and(|m: u32| m >= MIN_PYTHON_MINOR) => {
-                    return Ok(PathBuf::from(path));
-                }
-                _ => tried.push(format!("`{}` is Python 3.{}", candidate.display(), answer.trim())),
-            },
-        }
-    }
-    bail!(
-        "the sandbox needs Python 3.{MIN_PYTHON_MINOR} or newer with venv; name one by \
-         CUDATRACE_PYTHON=/path/to/python3. Tried: {}",
-        tried.join("; ")
-    )
 }
 
 fn check_disk(workspace: &Workspace) -> Result<()> {

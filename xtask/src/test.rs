@@ -26,9 +26,15 @@ pub fn all(workspace: &Workspace) -> Result<()> {
         println!("skipped ring 3: {reason}");
         return Ok(());
     }
-    let python = sandbox::ensure(workspace)?;
+    let python = sandbox::CURRENT.ensure(workspace)?;
     let frameworks = frameworks::variables(workspace, &python)?;
-    run(integration(workspace, &[])?.env("CUDATRACE_SANDBOX_PYTHON", python).envs(frameworks))?;
+    let mut pythons = vec![(sandbox::CURRENT.variable, python)];
+    match sandbox::TORCH_2_3.ensure(workspace) {
+        Ok(python) => pythons.push((sandbox::TORCH_2_3.variable, python)),
+        Err(error) if env::var_os("CI").is_some() => return Err(error),
+        Err(error) => println!("skipped PyTorch {}: {error:#}", sandbox::TORCH_2_3.name),
+    }
+    run(integration(workspace, &[])?.envs(pythons).envs(frameworks))?;
     println!("skipped ring 5 (a GPU): no result here is from a real driver");
     Ok(())
 }
