@@ -26,6 +26,8 @@ pub mod op {
     pub const UNMAP: u8 = 9;
     /// Opens another process's memory: address.
     pub const IMPORT: u8 = 10;
+    /// Opens another process's physical memory: handle, of which one lets go by [`RELEASE`].
+    pub const IMPORT_HANDLE: u8 = 20;
     /// Closes it: address.
     pub const UNIMPORT: u8 = 11;
     /// A device's primary context was retained: address is the context, aux the device.
@@ -114,7 +116,8 @@ use place::{ARGUMENT as ARG, ARRAY, ARRAY_3D, NONE, OUT, OUT32, PITCHED, PROPERT
 use when::{ENTRY, ENTRY_ONLY, RETURN, RUNTIME};
 
 const fn call(symbol: &'static str, op: u8, when: u8, address: u8, size: u8, aux: u8) -> Call {
-    let stack = (op == ALLOC || op == PIN || op == CREATE || op == IMPORT) as u8;
+    let stack =
+        (op == ALLOC || op == PIN || op == CREATE || op == IMPORT || op == IMPORT_HANDLE) as u8;
     Call { symbol, shape: CallShape { op, when, address, size, aux, stack, pad: [0; 2] } }
 }
 
@@ -150,7 +153,7 @@ pub const CALLS: [Call; 64] = [
     call("cuIpcOpenMemHandle_v2", IMPORT, RETURN, OUT, NONE, NONE),
     call("cuIpcOpenMemHandle", IMPORT, RETURN, OUT, NONE, NONE),
     call("cuIpcCloseMemHandle", UNIMPORT, ENTRY, ARG, NONE, NONE),
-    call("cuMemImportFromShareableHandle", IMPORT, RETURN, OUT, NONE, NONE),
+    call("cuMemImportFromShareableHandle", IMPORT_HANDLE, RETURN, OUT, NONE, NONE),
     call("cuImportExternalMemory", IMPORT, RETURN, OUT, NONE, NONE),
     call("cuDestroyExternalMemory", UNIMPORT, ENTRY, ARG, NONE, NONE),
     call("cuDevicePrimaryCtxRetain", CONTEXT_RETAINED, RETURN, OUT, NONE, ARG + 1),

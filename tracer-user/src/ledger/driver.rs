@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::virtual_memory::{Physical, Unmapped};
+use super::virtual_memory::{Released, Unmapped};
 use crate::model::{Device, PoolId, StackIndex, Tid};
 
 /// A piece of memory that the driver handed out.
@@ -37,10 +37,12 @@ pub(super) enum Announced {
     Block { address: u64, block: Block, owner: Option<PoolId> },
     /// Host memory.
     Pinned { address: u64, memory: Memory },
-    /// A hold on a handle, and the memory that went with it.
-    Release { handle: u64, gone: Vec<Physical> },
+    /// A hold on a handle.
+    Release(Released),
     /// Mappings.
     Unmap(Unmapped),
+    /// Another process's memory, by pointer.
+    Imported { address: u64 },
     /// Memory from before attach.
     Unknown { address: u64 },
 }

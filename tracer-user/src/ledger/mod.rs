@@ -20,7 +20,7 @@ mod virtual_memory;
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracer_common::calls::op;
 
 use self::{
@@ -57,8 +57,8 @@ pub struct Ledger {
     cpu: FxHashMap<u64, pool::Block>,
     cpu_bytes: u64,
     returned: Returned,
-    /// Memory of other processes that this one has opened and not closed.
-    imported: u64,
+    /// Memory of other processes that this one has opened by pointer and not closed.
+    imported: FxHashSet<u64>,
 }
 
 /// What keeps the numbers from being exact.
@@ -138,7 +138,8 @@ impl Ledger {
 
     /// Memory of other processes that is open here: number of handles and pointers.
     pub fn imported(&self) -> u64 {
-        self.imported
+        let pointers = self.imported.len();
+        pointers.saturating_add(self.memory.imported()).try_into().unwrap_or(u64::MAX)
     }
 
     fn driver_event(
@@ -165,14 +166,14 @@ impl Ledger {
             (op::CREATE, Phase::Done) => {
                 self.failures.settle(event.tid, false);
                 let memory = Memory { size, stack, device, pooled: false };
-                self.memory.create(address, memory);
+                self.memory.create(address, Some(memory));
                 self.count_alloc(&memory, event.time_ns);
             }
             (op::RETAIN, Phase::Done) => self.memory.retain(address, aux),
             (op::RELEASE, Phase::Begun) => {
-                let gone = self.memory.release(address);
-                self.count_frees(gone.iter().map(|physical| physical.memory));
-                self.driver.announce(event.tid, Announced::Release { handle: address, gone });
+                let released = self.memory.release(address);
+                self.count_frees(released.gone.and_then(|physical| physical.memory));
+                self.driver.announce(event.tid, Announced::Release(released));
             }
             (op::MAP, Phase::Done) => {
                 if let Some((start, owner)) = self.memory.map(address, size, aux) {
@@ -181,12 +182,19 @@ impl Ledger {
                 }
             }
             (op::UNMAP, Phase::Begun) => self.unmap(event),
-            (op::FREE | op::UNPIN | op::RELEASE | op::UNMAP, Phase::Failed(_)) => {
+            (op::FREE | op::UNPIN | op::RELEASE | op::UNMAP | op::UNIMPORT, Phase::Failed(_)) => {
                 self.take_back(event)
             }
-            (op::IMPORT, Phase::Done) => self.imported += 1,
-            (op::UNIMPORT, Phase::Begun) => self.imported = self.imported.saturating_sub(1),
-            (op::UNIMPORT, Phase::Failed(_)) => self.imported += 1,
+            (op::IMPORT, Phase::Done) => {
+                self.imported.insert(address);
+            }
+            (op::IMPORT_HANDLE, Phase::Done) => self.memory.create(address, None),
+            (op::UNIMPORT, Phase::Begun) => {
+                self.driver.forget_announced(event.tid);
+                if self.imported.remove(&address) {
+                    self.driver.announce(event.tid, Announced::Imported { address });
+                }
+            }
             (op::CONTEXT_RETAINED, Phase::Done) => self.contexts.retained(address, device),
             (op::CONTEXT_CREATED, Phase::Done) => self.contexts.created(event.tid, address, device),
             (op::CONTEXT_SET, Phase::Done) => self.contexts.set(event.tid, address),
@@ -294,7 +302,7 @@ impl Ledger {
                 self.returned.freed(*start, Some(mapping.size));
             }
         }
-        self.count_frees(unmapped.gone.iter().map(|physical| physical.memory));
+        self.count_frees(unmapped.gone.iter().filter_map(|physical| physical.memory));
         self.driver.announce(event.tid, Announced::Unmap(unmapped));
     }
 
@@ -313,15 +321,18 @@ impl Ledger {
                 self.sites.restore(&pinned(memory.stack), memory.size, Some(memory.size));
                 self.driver.pin(address, memory);
             }
-            Some(Announced::Release { handle, gone }) => {
-                for physical in &gone {
-                    self.count_restore(&physical.memory);
+            Some(Announced::Release(released)) => {
+                if let Some(memory) = released.gone.and_then(|physical| physical.memory) {
+                    self.count_restore(&memory);
                 }
-                self.memory.release_failed(handle, gone);
+                self.memory.release_failed(released);
+            }
+            Some(Announced::Imported { address }) => {
+                self.imported.insert(address);
             }
             Some(Announced::Unmap(unmapped)) => {
-                for physical in &unmapped.gone {
-                    self.count_restore(&physical.memory);
+                for memory in unmapped.gone.iter().filter_map(|physical| physical.memory) {
+                    self.count_restore(&memory);
                 }
                 for (start, mapping) in &unmapped.mappings {
                     if let Some(pool) = mapping.owner.and_then(|id| self.pools.get_mut(id)) {

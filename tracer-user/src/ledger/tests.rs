@@ -573,6 +573,49 @@ fn a_handle_may_be_given_to_other_memory_while_the_first_is_mapped() {
 }
 
 #[test]
+fn a_release_that_fails_gives_the_hold_back_to_the_same_memory() {
+    let mut model = attached();
+    let release = |model: &mut Model, handle, phase| {
+        model.call(0, "cuMemRelease", phase, handle, 0, 0, 0);
+    };
+    model.call(0, "cuMemCreate", Phase::Done, 7, 100, 0, 1);
+    model.call(0, "cuMemMap", Phase::Done, 0x1000, 100, 7, 0);
+    model.call(0, "cuMemCreate", Phase::Done, 8, 30, 0, 1);
+    // The last hold of what is still mapped, and a handle from before attach.
+    for handle in [7, 99] {
+        release(&mut model, handle, Phase::Begun);
+        release(&mut model, handle, Phase::Failed(1));
+    }
+    release(&mut model, 8, Phase::Begun);
+    assert_eq!(driver_bytes(&model, Some(0)), 100);
+    model.call(0, "cuMemUnmap", Phase::Begun, 0x1000, 100, 0, 0);
+    assert_eq!(driver_bytes(&model, Some(0)), 100, "its handle is still held");
+    release(&mut model, 7, Phase::Begun);
+    assert_eq!(driver_bytes(&model, Some(0)), 0);
+}
+
+#[test]
+fn memory_of_other_processes_is_open_until_it_is_closed_and_unmapped() {
+    let mut model = attached();
+    model.call(0, "cuIpcOpenMemHandle_v2", Phase::Done, 0x9000, 0, 0, 0);
+    model.call(0, "cuMemImportFromShareableHandle", Phase::Done, 7, 0, 0, 0);
+    model.call(0, "cuMemMap", Phase::Done, 0x1000, 100, 7, 0);
+    assert_eq!(model.ledger.imported(), 2);
+    // Neither what is unknown nor what fails closes anything.
+    for address in [0x9000, 0x8000] {
+        model.call(0, "cuIpcCloseMemHandle", Phase::Begun, address, 0, 0, 0);
+        model.call(0, "cuIpcCloseMemHandle", Phase::Failed(1), address, 0, 0, 0);
+    }
+    assert_eq!(model.ledger.imported(), 2);
+    model.call(0, "cuIpcCloseMemHandle", Phase::Begun, 0x9000, 0, 0, 0);
+    model.call(0, "cuMemRelease", Phase::Begun, 7, 0, 0, 0);
+    assert_eq!(model.ledger.imported(), 1, "still mapped");
+    model.call(0, "cuMemUnmap", Phase::Begun, 0x1000, 100, 0, 0);
+    assert_eq!(model.ledger.imported(), 0);
+    assert_eq!(model.ledger.sites().map(|(_, totals)| totals.live_bytes).sum::<u64>(), 0);
+}
+
+#[test]
 fn a_thread_allocates_on_the_device_of_its_context() {
     let mut model = attached();
     model.call(0, "cuDevicePrimaryCtxRetain", Phase::Done, 0xc0, 0, 0, 0);

@@ -14,8 +14,8 @@ use crate::model::PoolId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Physical {
     id: u64,
-    /// What it is.
-    pub memory: Memory,
+    /// What it is; `None` for another process's, which does not count here.
+    pub memory: Option<Memory>,
     handles: u32,
     mappings: u32,
 }
@@ -40,6 +40,16 @@ pub(super) struct Unmapped {
     pub gone: Vec<Physical>,
 }
 
+/// What letting go of a handle took away.
+#[derive(Debug)]
+pub(super) struct Released {
+    handle: u64,
+    /// The memory that had the handle, if it is known.
+    id: Option<u64>,
+    /// That memory, if nothing holds it any more.
+    pub gone: Option<Physical>,
+}
+
 /// All of it. Memory has ids of its own, because the driver may give a handle's value to another
 /// piece while the first is still mapped.
 #[derive(Debug, Default)]
@@ -52,7 +62,8 @@ pub(super) struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    pub fn create(&mut self, handle: u64, memory: Memory) {
+    /// Memory that was created here, or another process's (`None`), with its first handle.
+    pub fn create(&mut self, handle: u64, memory: Option<Memory>) {
         self.last_id += 1;
         let id = self.last_id;
         self.handles.insert(handle, id);
@@ -72,26 +83,31 @@ impl VirtualMemory {
         }
     }
 
-    /// Lets go of a handle; returns the memory if that was the last thing that held it.
-    pub fn release(&mut self, handle: u64) -> Vec<Physical> {
-        let Some(&id) = self.handles.get(&handle) else { return Vec::new() };
-        let Some(memory) = self.physical.get_mut(&id) else { return Vec::new() };
-        memory.handles = memory.handles.saturating_sub(1);
-        if memory.handles == 0 {
-            self.handles.remove(&handle);
-        }
-        self.drop_if_unheld(id).into_iter().collect()
+    /// How many pieces of other processes' memory are held or mapped.
+    pub fn imported(&self) -> usize {
+        self.physical.values().filter(|physical| physical.memory.is_none()).count()
     }
 
-    pub fn release_failed(&mut self, handle: u64, gone: Vec<Physical>) {
-        self.restore(gone);
-        // Only a handle that nobody else has been given since.
-        let Some(memory) = self.physical.values_mut().max_by_key(|memory| memory.id) else {
-            return;
-        };
-        let id = *self.handles.entry(handle).or_insert(memory.id);
+    /// Lets go of a handle.
+    pub fn release(&mut self, handle: u64) -> Released {
+        let id = self.handles.get(&handle).copied();
+        let memory = id.and_then(|id| self.physical.get_mut(&id));
+        if let Some(memory) = memory {
+            memory.handles = memory.handles.saturating_sub(1);
+            if memory.handles == 0 {
+                self.handles.remove(&handle);
+            }
+        }
+        Released { handle, id, gone: id.and_then(|id| self.drop_if_unheld(id)) }
+    }
+
+    pub fn release_failed(&mut self, released: Released) {
+        self.restore(released.gone);
+        let Some(id) = released.id else { return };
         if let Some(memory) = self.physical.get_mut(&id) {
             memory.handles = memory.handles.saturating_add(1);
+            // Unless the handle was given to other memory since.
+            self.handles.entry(released.handle).or_insert(id);
         }
     }
 
@@ -155,10 +171,11 @@ impl VirtualMemory {
                 let memory = mapping
                     .physical
                     .and_then(|id| self.physical.get_mut(&id))
-                    .filter(|physical| !physical.memory.pooled)
-                    .map(|physical| {
-                        physical.memory.pooled = true;
-                        physical.memory
+                    .and_then(|physical| physical.memory.as_mut())
+                    .filter(|memory| !memory.pooled)
+                    .map(|memory| {
+                        memory.pooled = true;
+                        *memory
                     });
                 claimed.push((start, mapping.size, memory));
             }
@@ -184,7 +201,7 @@ impl VirtualMemory {
         self.physical.remove(&id)
     }
 
-    fn restore(&mut self, gone: Vec<Physical>) {
+    fn restore(&mut self, gone: impl IntoIterator<Item = Physical>) {
         for memory in gone {
             self.physical.insert(memory.id, memory);
         }
