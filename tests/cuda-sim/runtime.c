@@ -20,7 +20,8 @@ extern CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *)
 extern CUresult cuDeviceGetAttribute(int *, int, CUdevice);
 
 _Thread_local int device_now;
-static _Thread_local int bound = -1;
+static _Thread_local int bound = -1;            /* the device whose context is current */
+static _Thread_local unsigned bound_generation; /* and which one of its contexts */
 static _Thread_local cudaError_t last_error;
 
 cudaError_t fail(cudaError_t error) {
@@ -31,6 +32,7 @@ cudaError_t fail(cudaError_t error) {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int retained[MAX_DEVICES];
 static CUcontext primaries[MAX_DEVICES];
+static _Atomic unsigned generations[MAX_DEVICES]; /* how often it was retained */
 
 /* The primary context of a device, retained once per process and again after a reset. */
 static CUresult primary_context(CUcontext *context, int device) {
@@ -38,7 +40,10 @@ static CUresult primary_context(CUcontext *context, int device) {
     pthread_mutex_lock(&lock);
     CUresult result = cuDevicePrimaryCtxGetState(device, NULL, &active);
     if (retained[device] && !active) cuDevicePrimaryCtxRelease_v2(device);
-    if (!retained[device] || !active) result = cuDevicePrimaryCtxRetain(&primaries[device], device);
+    if (!retained[device] || !active) {
+        result = cuDevicePrimaryCtxRetain(&primaries[device], device);
+        generations[device]++;
+    }
     retained[device] = !result;
     *context = primaries[device];
     pthread_mutex_unlock(&lock);
@@ -49,11 +54,15 @@ cudaError_t ready(void) {
     int active = 0;
     CUresult result = cuInit(0);
     if (!result) result = cuDevicePrimaryCtxGetState(device_now, NULL, &active);
-    if (!result && active && bound == device_now) return 0;
+    unsigned generation = generations[device_now];
+    if (!result && active && bound == device_now && bound_generation == generation) return 0;
     CUcontext context;
     if (!result) result = primary_context(&context, device_now);
     if (!result) result = cuCtxSetCurrent(context);
-    if (!result) bound = device_now;
+    if (!result) {
+        bound = device_now;
+        bound_generation = generations[device_now];
+    }
     return fail(result);
 }
 

@@ -4,6 +4,7 @@
 //! and a kernel with uprobes.
 
 pub mod child;
+pub mod steps;
 pub mod trace;
 pub mod tracer;
 
@@ -82,22 +83,25 @@ pub fn simulated_driver() -> PathBuf {
     simulated(&sandbox_python(), "libcuda.so.1")
 }
 
-/// A simulated library of a sandbox, by its file name.
+/// The simulated runtime of a sandbox.
+pub fn simulated_runtime(python: &Path) -> PathBuf {
+    simulated(python, "libcudart.so.")
+}
+
+/// A simulated library of a sandbox, by how its file name begins.
 ///
 /// # Panics
 ///
 /// When it is not there.
-pub fn simulated(python: &Path, library: &str) -> PathBuf {
+pub fn simulated(python: &Path, name: &str) -> PathBuf {
     let lib = python.with_file_name("").join("../lib");
-    let found = std::fs::read_dir(&lib)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path().join("site-packages/torch/lib").join(library))
-        .find(|path| path.exists());
-    match found.and_then(|path| path.canonicalize().ok()) {
+    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let found = entries(&lib)
+        .flat_map(|version| entries(&version.path().join("site-packages/torch/lib")))
+        .find(|library| library.file_name().to_string_lossy().starts_with(name));
+    match found.and_then(|library| library.path().canonicalize().ok()) {
         Some(path) => path,
-        None => panic!("no {library} below `{}`: run `cargo xtask sandbox`", lib.display()),
+        None => panic!("no {name} below `{}`: run `cargo xtask sandbox`", lib.display()),
     }
 }
 

@@ -128,6 +128,8 @@ static CUcontext reset; /* the primary context that was reset at this quiet poin
 
 /* What has to be in use. */
 static _Atomic uint64_t bytes[MAX_DEVICES], pinned, imported;
+/* How often device memory and page-locked memory were allocated. */
+static _Atomic uint64_t device_blocks, pinned_blocks;
 
 static uint64_t next(struct worker *w) { /* splitmix64 */
     uint64_t z = w->random += 0x9e3779b97f4a7c15ull;
@@ -243,8 +245,12 @@ static void book(const struct item *item, int in) {
     switch (item->kind) {
     case LINEAR: case ARRAY: case VIRTUAL:
         bytes[item->device] += in ? item->size : -item->size;
+        device_blocks += in != 0;
         break;
-    case HOST: case REGISTERED: pinned += in ? item->size : -item->size; break;
+    case HOST: case REGISTERED:
+        pinned += in ? item->size : -item->size;
+        pinned_blocks += in != 0;
+        break;
     case SHARED: case IPC: case EXTERNAL: imported += in ? 1 : -1ull; break;
     }
 }
@@ -511,9 +517,11 @@ static void report(int number, const struct worker *w) {
     }
     expect("pinned bytes", cudasim_pinned_bytes(), pinned);
     expect("imported memory", cudasim_imported(), imported);
-    printf("],\"pinned\":%llu,\"imported\":%llu,\"calls\":%llu,\"failed\":%llu}\n",
+    printf("],\"pinned\":%llu,\"imported\":%llu,\"calls\":%llu,\"failed\":%llu,"
+           "\"device_blocks\":%llu,\"pinned_blocks\":%llu}\n",
            (unsigned long long)pinned, (unsigned long long)imported, (unsigned long long)made,
-           (unsigned long long)failed);
+           (unsigned long long)failed, (unsigned long long)device_blocks,
+           (unsigned long long)pinned_blocks);
     fflush(stdout);
     wait_line();
 }
