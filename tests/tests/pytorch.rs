@@ -1,48 +1,32 @@
 //! What PyTorch's hooks tell besides blocks: segments that go, memory that is refused, host memory.
 
+use std::path::Path;
+
 use cudatrace_tests::{
-    child::Talker,
-    sandbox_python,
+    sandbox_python, sandbox_pythons,
+    steps::Steps,
     trace::{Trace, device, only_process},
-    workload,
 };
-use serde_json::Value;
 use tracer_user::{
     bpf::LoadOptions,
     discover::plan::Extras,
     model::{Failure, Level, Site},
 };
 
-/// A Python process that runs what it is told.
-struct Steps(Talker);
-
-impl Steps {
-    fn start(env: &[(&str, &str)]) -> Self {
-        let env = [&[("CUDASIM_DEVICES", "1"), ("CUDASIM_MEMORY", "8G")], env].concat();
-        let mut talker =
-            Talker::python(&sandbox_python(), &workload("pytorch_steps.py"), &[], &env);
-        assert_eq!(talker.line()["ready"], true);
-        Self(talker)
-    }
-
-    fn run(&mut self, code: &str) -> Value {
-        self.0.say(&Value::from(code).to_string());
-        self.0.line()
-    }
-}
-
 /// Blocks and segments that were there before the tracer came: what `empty_cache()` returns is gone
 /// from `reserved` at once, without any further allocation.
 #[test]
 fn empty_cache_after_a_late_attach_shows_at_once() {
-    for conf in ["", "expandable_segments:True"] {
-        let mut steps = Steps::start(&[("PYTORCH_CUDA_ALLOC_CONF", conf)]);
+    let confs = ["", "expandable_segments:True"];
+    let runs = sandbox_pythons().into_iter().flat_map(|python| confs.map(|c| (python.clone(), c)));
+    for (python, conf) in runs {
+        let mut steps = Steps::start(&python, &[("PYTORCH_CUDA_ALLOC_CONF", conf)]);
         steps.run(
             "import torch\n\
              new = lambda mib: torch.empty(mib << 20, dtype=torch.uint8, device='cuda')\n\
              kept = [new(30), new(50)]\nfreed = [new(100), new(7)]",
         );
-        let mut trace = Trace::attach(steps.0.pid(), &LoadOptions::default());
+        let mut trace = Trace::attach(steps.pid(), &LoadOptions::default());
         let before = steps.run("del freed");
         let snapshot = trace.snapshot();
         let seen = device(only_process(&snapshot), 0);
@@ -57,9 +41,9 @@ fn empty_cache_after_a_late_attach_shows_at_once() {
     }
 }
 
-fn failures_of(code: &str, env: &[(&str, &str)]) -> Vec<Failure> {
-    let mut steps = Steps::start(env);
-    let mut trace = Trace::attach(steps.0.pid(), &LoadOptions::default());
+fn failures_of(python: &Path, code: &str) -> Vec<Failure> {
+    let mut steps = Steps::start(python, &[]);
+    let mut trace = Trace::attach(steps.pid(), &LoadOptions::default());
     let answer = steps.run(&format!("import torch\n{code}"));
     assert_eq!(answer["printed"], "ok");
     let snapshot = trace.snapshot();
@@ -70,26 +54,31 @@ fn failures_of(code: &str, env: &[(&str, &str)]) -> Vec<Failure> {
 /// The driver refuses, the pool returns its cache, and the second try succeeds: nobody is told.
 #[test]
 fn a_second_try_that_succeeds_is_not_shown_to_the_user() {
-    let failures = failures_of(
-        "x = torch.empty(5 << 30, dtype=torch.uint8, device='cuda')\ndel x\n\
-         y = torch.empty(6 << 30, dtype=torch.uint8, device='cuda')\nprint('ok')",
-        &[],
-    );
-    assert!(!failures.is_empty());
-    assert!(failures.iter().all(|f| f.user_visible == Some(false)), "{failures:?}");
-    assert!(failures.iter().all(|f| f.bytes == 6 << 30), "{failures:?}");
+    for python in sandbox_pythons() {
+        let failures = failures_of(
+            &python,
+            "x = torch.empty(5 << 30, dtype=torch.uint8, device='cuda')\ndel x\n\
+             y = torch.empty(6 << 30, dtype=torch.uint8, device='cuda')\nprint('ok')",
+        );
+        assert!(!failures.is_empty());
+        assert!(failures.iter().all(|f| f.user_visible == Some(false)), "{failures:?}");
+        assert!(failures.iter().all(|f| f.bytes == 6 << 30), "{failures:?}");
+    }
 }
 
 const REFUSED: &str = "try: torch.empty(20 << 30, dtype=torch.uint8, device='cuda')\n\
-                       except torch.OutOfMemoryError: print('ok')";
+                       except torch.cuda.OutOfMemoryError: print('ok')";
 
 #[test]
 fn memory_that_the_user_is_refused_is() {
-    let failures = failures_of(REFUSED, &[]);
-    assert!(!failures.is_empty());
-    for failure in &failures {
-        assert_eq!(failure.user_visible, Some(true), "{failures:?}");
-        assert_eq!((failure.bytes, failure.error.as_str()), (20 << 30, "CUDA_ERROR_OUT_OF_MEMORY"));
+    for python in sandbox_pythons() {
+        let failures = failures_of(&python, REFUSED);
+        assert!(!failures.is_empty());
+        for failure in &failures {
+            assert_eq!(failure.user_visible, Some(true), "{failures:?}");
+            let said = (failure.bytes, failure.error.as_str());
+            assert_eq!(said, (20 << 30, "CUDA_ERROR_OUT_OF_MEMORY"));
+        }
     }
 }
 
@@ -97,19 +86,21 @@ fn memory_that_the_user_is_refused_is() {
 #[test]
 fn a_limit_of_the_pool_is_a_failure() {
     let code = format!("torch.cuda.set_per_process_memory_fraction(0.1)\n{REFUSED}");
-    let failures = failures_of(&code.replace("20 << 30", "1 << 30"), &[]);
-    assert_eq!(failures.len(), 1, "{failures:?}");
-    assert_eq!(failures[0].user_visible, Some(true));
-    assert_eq!((failures[0].bytes, failures[0].error.as_str()), (1 << 30, "limit of the pool"));
-    assert_eq!(failures[0].frames[0].file, "<step>");
+    for python in sandbox_pythons() {
+        let failures = failures_of(&python, &code.replace("20 << 30", "1 << 30"));
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        assert_eq!(failures[0].user_visible, Some(true));
+        assert_eq!((failures[0].bytes, failures[0].error.as_str()), (1 << 30, "limit of the pool"));
+        assert_eq!(failures[0].frames[0].file, "<step>");
+    }
 }
 
 /// Host memory: page-locked always, tensors where they are asked for.
 #[test]
 fn host_memory_by_line() {
     for cpu in [false, true] {
-        let mut steps = Steps::start(&[]);
-        let mut trace = Trace::attach_with(steps.0.pid(), &LoadOptions::default(), Extras { cpu });
+        let mut steps = Steps::start(&sandbox_python(), &[]);
+        let mut trace = Trace::attach_with(steps.pid(), &LoadOptions::default(), Extras { cpu });
         steps.run("import torch\ntorch.cuda.init()");
         steps.run(
             "\n\nkept = [torch.empty(1 << 20, dtype=torch.uint8) for _ in range(3)]\n\
