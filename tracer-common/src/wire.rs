@@ -46,10 +46,23 @@ pub mod probe {
     pub const TORCH_CPU_NEW: u8 = 203;
     /// `c10::ProfiledCPUMemoryReporter::Delete`.
     pub const TORCH_CPU_DELETE: u8 = 204;
+    /// `record_trace`: a segment of a private pool comes, which `empty_cache()` does not return while
+    /// that pool lives. Of size 0 where the version only tells that there are such pools.
+    pub const TORCH_SEGMENT_PRIVATE: u8 = 208;
     /// `tsl::BFCAllocator::AddTraceMe` of TensorFlow.
     pub const BFC_TENSORFLOW: u8 = 210;
     /// The same function in a plugin of JAX.
     pub const BFC_JAX: u8 = 211;
+}
+
+/// What `record_trace` of this version of PyTorch tells (attach cookie, bits).
+pub mod trace_facts {
+    /// The sixth argument is the device.
+    pub const DEVICE: u64 = 1;
+    /// The seventh is the id of the pool: two words in memory.
+    pub const POOL: u64 = 2;
+    /// It is another function: a private pool of the device in the second argument is used.
+    pub const POOL_BEGINS: u64 = 4;
 }
 
 /// How far a call is ([`MemoryEvent::phase`]).

@@ -1,22 +1,27 @@
 //! PyTorch's hooks that need no stack; the others are in `pool.rs`.
 
 use aya_ebpf::{
-    EbpfContext as _, helpers::bpf_get_attach_cookie, macros::uprobe, programs::ProbeContext,
+    EbpfContext as _, bindings::pt_regs, helpers::bpf_get_attach_cookie, macros::uprobe,
+    programs::ProbeContext,
 };
-use tracer_common::wire::{MemoryEvent, probe};
+use tracer_common::{
+    ReadMem as _,
+    wire::{MemoryEvent, probe, trace_facts},
+};
 
 use super::pool;
 use crate::{
     emit::{self, Class},
     maps::{REQUESTED, Requested},
+    memory::CurrentProcess,
     stack::Taken,
     target::Target,
 };
 
 /// `DeviceCachingAllocator::record_trace(this, TraceEntry::Action action, size_t addr, size_t size, …)`:
 /// called with or without a recording of the allocator's history. Of an allocation it tells what was
-/// asked for, just before the report. From 2.3 on the sixth argument is the device; the attach cookie says
-/// so by 1.
+/// asked for, just before the report. What it tells besides is up to the version: the attach cookie says so
+/// by [`trace_facts`].
 #[uprobe]
 pub fn torch_trace(ctx: ProbeContext) -> u32 {
     let _ = try_trace(&ctx);
@@ -44,33 +49,60 @@ pub fn requested(target: &Target, event: &MemoryEvent) -> Option<u64> {
 /// `TraceEntry::Action`.
 mod action {
     pub const ALLOC: u32 = 0;
+    pub const SEGMENT_ALLOC: u32 = 3;
     pub const SEGMENT_FREE: u32 = 4;
+    pub const SEGMENT_MAP: u32 = 5;
     pub const SEGMENT_UNMAP: u32 = 6;
 }
 
 #[inline(always)]
 fn try_trace(ctx: &ProbeContext) -> Option<()> {
+    // SAFETY: the context is that of the program.
+    let facts = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     // Argument 0 is the allocator itself.
     let action: u32 = ctx.arg(1)?;
-    if !matches!(action, action::ALLOC | action::SEGMENT_FREE | action::SEGMENT_UNMAP) {
-        return None;
-    }
     let target = Target::current()?;
-    let (address, bytes): (u64, u64) = (ctx.arg(2)?, ctx.arg(3)?);
-    if action == action::ALLOC {
-        // A full table leaves the size unknown.
-        let _ = REQUESTED.insert(target.thread, Requested { address, bytes }, 0);
+    if facts & trace_facts::POOL_BEGINS != 0 {
+        let mut event =
+            pool::event(&target, probe::TORCH_SEGMENT_PRIVATE, Taken { id: 0, flags: 0 });
+        event.device = action as i8;
+        emit::record(target.tgid(), Class::Event, &event);
         return Some(());
     }
-    let mut event = pool::event(&target, probe::TORCH_SEGMENT_FREED, Taken { id: 0, flags: 0 });
+    let (address, bytes): (u64, u64) = (ctx.arg(2)?, ctx.arg(3)?);
+    let probe = match action {
+        action::ALLOC => {
+            // A full table leaves the size unknown.
+            let _ = REQUESTED.insert(target.thread, Requested { address, bytes }, 0);
+            return Some(());
+        }
+        action::SEGMENT_FREE | action::SEGMENT_UNMAP => probe::TORCH_SEGMENT_FREED,
+        action::SEGMENT_ALLOC | action::SEGMENT_MAP
+            if facts & trace_facts::POOL != 0 && is_private(ctx) =>
+        {
+            probe::TORCH_SEGMENT_PRIVATE
+        }
+        _ => return None,
+    };
+    let mut event = pool::event(&target, probe, Taken { id: 0, flags: 0 });
     event.address = address;
     event.size = bytes as i64;
-    // SAFETY: the context is that of the program.
-    if unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } == 1 {
+    if facts & trace_facts::DEVICE != 0 {
         event.device = ctx.arg(5)?;
     }
     emit::record(target.tgid(), Class::Event, &event);
     Some(())
+}
+
+/// Whether the pool's id, the first argument that is passed in memory, is not that of the common pool,
+/// (0, 0).
+#[inline(always)]
+fn is_private(ctx: &ProbeContext) -> bool {
+    // SAFETY: the context of a uprobe is the registers.
+    let stack = unsafe { (*ctx.as_ptr().cast::<pt_regs>()).rsp };
+    // The return address comes first: the probe sits where the stack is untouched.
+    let word = |at: u64| CurrentProcess.read_u64(stack.wrapping_add(at)).unwrap_or(0);
+    word(8) | word(16) != 0
 }
 
 #[inline(always)]

@@ -67,8 +67,9 @@ pub enum Program {
         /// Bytes from the start of the allocator.
         name_offset: u64,
     },
-    /// PyTorch's trace of requests and segments, and whether it has an argument for the device.
-    TorchTrace(bool),
+    /// PyTorch's trace of requests and segments, and what it tells: bits of
+    /// [`tracer_common::wire::trace_facts`].
+    TorchTrace(u64),
     /// The end of a tensor in host memory.
     TorchCpuDelete,
     /// CPython's `code_dealloc`.
@@ -114,7 +115,7 @@ impl Program {
             | Self::RuntimeReturn(call) => Some(call.index().into()),
             Self::Torch(probe) => Some(probe.into()),
             Self::Bfc { probe, name_offset } => Some(u64::from(probe) | name_offset << 8),
-            Self::TorchTrace(has_device) => Some(has_device.into()),
+            Self::TorchTrace(facts) => Some(facts),
             _ => None,
         }
     }

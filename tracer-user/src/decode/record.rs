@@ -209,6 +209,7 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
         probe::TORCH_SEGMENT_FREED => {
             EventKind::SegmentFreed(u8::try_from(event.device).ok().map(Device))
         }
+        probe::TORCH_SEGMENT_PRIVATE => EventKind::SegmentPrivate(device(event)?),
         probe::TORCH_CPU_NEW => EventKind::CpuAlloc,
         probe::TORCH_CPU_DELETE => EventKind::CpuFree,
         probe => match bfc_level(probe) {
@@ -253,10 +254,8 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
 }
 
 fn pool(event: &MemoryEvent, requested: Option<u64>) -> Result<PoolFacts, DecodeError> {
-    let device = u8::try_from(event.device)
-        .map_err(|_negative| DecodeError::Unknown { what: "device", value: event.device as u16 })?;
     let totals = AllocatorTotals { allocated: event.extra[0], reserved: event.extra[1] };
-    Ok(PoolFacts { pool: PoolId::pytorch(Device(device)), totals: Some(totals), requested })
+    Ok(PoolFacts { pool: PoolId::pytorch(device(event)?), totals: Some(totals), requested })
 }
 
 fn pool_definition(pid: Pid, record: &PoolRecord) -> Result<PoolDefinition, DecodeError> {
@@ -278,6 +277,12 @@ fn bfc_level(probe: u8) -> Option<Level> {
         probe::BFC_JAX => Some(Level::Jax),
         _ => None,
     }
+}
+
+fn device(event: &MemoryEvent) -> Result<Device, DecodeError> {
+    u8::try_from(event.device)
+        .map(Device)
+        .map_err(|_negative| DecodeError::Unknown { what: "device", value: event.device as u16 })
 }
 
 fn driver(event: &MemoryEvent) -> Result<EventKind, DecodeError> {

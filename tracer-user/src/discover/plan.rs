@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tracer_common::wire::probe;
+use tracer_common::wire::{probe, trace_facts};
 
 use super::{
     bfc,
@@ -77,9 +77,19 @@ const BFC_ADD_TRACE_ME: &str =
 /// `tsl::BFCAllocator::Name()`.
 const BFC_NAME: &str = "_ZN3tsl12BFCAllocator4NameB5cxx11Ev";
 
-/// Whether `record_trace` has an argument for the device, behind that for the stream.
-fn tells_device(mangled: &str) -> bool {
-    mangled.contains("P11CUstream_sta")
+/// The method that begins to use a private pool, of a CUDA graph or of the user's.
+const POOL_BEGINS: &str =
+    "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator19beginAllocateToPool";
+
+/// What `record_trace` tells, by its arguments behind that for the stream.
+fn facts_of(mangled: &str) -> u64 {
+    if mangled.contains("P11CUstream_staSt4pairIyyE") {
+        trace_facts::DEVICE | trace_facts::POOL
+    } else if mangled.contains("P11CUstream_sta") {
+        trace_facts::DEVICE
+    } else {
+        0
+    }
 }
 
 /// Exported functions of interest by library.
@@ -151,7 +161,7 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
         }
     }
     match library.kind {
-        LibraryKind::TorchCuda => plan.add_record_trace(&elf),
+        LibraryKind::TorchCuda => plan.add_native_allocator(&elf),
         LibraryKind::Tensorflow => plan.add_bfc(&elf, probe::BFC_TENSORFLOW),
         LibraryKind::Jax => plan.add_bfc(&elf, probe::BFC_JAX),
         _ => {}
@@ -171,6 +181,25 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
+    /// PyTorch's caching allocator, whose methods are local symbols.
+    fn add_native_allocator(&mut self, elf: &Elf) {
+        let [trace, begins] = [RECORD_TRACE, POOL_BEGINS].map(Pattern::Prefix);
+        let mut found = match elf.local(&[trace, begins]) {
+            Ok(found) => found,
+            Err(error) => return self.miss(RECORD_TRACE, error.to_string()),
+        };
+        let Some(symbol) = found.remove(&trace) else {
+            return self.miss(RECORD_TRACE, STRIPPED.into());
+        };
+        let facts = facts_of(&symbol.name);
+        self.add(elf, &symbol.name, symbol.address, vec![Program::TorchTrace(facts)]);
+        // Only if the segments do not tell their pool.
+        if let Some(symbol) = found.remove(&begins).filter(|_| facts & trace_facts::POOL == 0) {
+            let program = Program::TorchTrace(trace_facts::POOL_BEGINS);
+            self.add(elf, &symbol.name, symbol.address, vec![program]);
+        }
+    }
+
     fn miss(&mut self, symbol: &str, why: String) {
         self.gaps.push(Coverage {
             library: self.library.path.display().to_string(),
@@ -178,18 +207,6 @@ impl Plan<'_> {
             attached: false,
             note: Some(why),
         });
-    }
-
-    fn add_record_trace(&mut self, elf: &Elf) {
-        let pattern = Pattern::Prefix(RECORD_TRACE);
-        match elf.local(&[pattern]).map(|mut found| found.remove(&pattern)) {
-            Ok(Some(symbol)) => {
-                let program = Program::TorchTrace(tells_device(&symbol.name));
-                self.add(elf, &symbol.name, symbol.address, vec![program]);
-            }
-            Ok(None) => self.miss(RECORD_TRACE, STRIPPED.into()),
-            Err(error) => self.miss(RECORD_TRACE, error.to_string()),
-        }
     }
 
     /// TensorFlow exports the functions of its BFC allocator, plugins of JAX keep them to themselves.

@@ -101,6 +101,10 @@ impl Ledger {
             EventKind::SegmentFreed(device) => {
                 self.segment_freed(device, event.address.0, event.size)
             }
+            EventKind::SegmentPrivate(device) => {
+                let pool = self.pools.entry(PoolId::pytorch(device));
+                pool.note_private(event.address.0, event.size);
+            }
             EventKind::CpuAlloc => self.cpu_alloc(event, stack),
             EventKind::CpuFree => self.cpu_free(event.address.0),
         }

@@ -40,6 +40,10 @@ pub struct Pool {
     live_bytes: u64,
     segments: BTreeMap<u64, Segment>,
     segment_bytes: u64,
+    /// Ranges of private pools' segments: start and end.
+    private: BTreeMap<u64, u64>,
+    /// There are private pools, and which segments are theirs is not known.
+    has_unknown_private: bool,
     /// What was there before the first event, and still is.
     before: AllocatedReserved,
     /// Bytes of live blocks whose events were dropped, less those of dead ones.
@@ -118,6 +122,40 @@ impl Pool {
         self.segment_bytes = self.segment_bytes.saturating_add(size);
     }
 
+    /// Segments in this range, which are not seen yet, are a private pool's; of size 0, some are.
+    pub(super) fn note_private(&mut self, address: u64, size: u64) {
+        self.has_unknown_private |= size == 0;
+        if size > 0 {
+            self.forget_private(address, size);
+            self.private.insert(address, address.saturating_add(size));
+        }
+    }
+
+    /// Segments in this range are nobody's any more.
+    fn forget_private(&mut self, address: u64, size: u64) {
+        let end = address.saturating_add(size);
+        let before = self.private.range(..address).next_back().map(|(start, _)| *start);
+        let touched: Vec<(u64, u64)> = self
+            .private
+            .range(before.unwrap_or(address)..end)
+            .map(|(start, end)| (*start, *end))
+            .filter(|(_, last)| *last > address)
+            .collect();
+        for (first, last) in touched {
+            self.private.remove(&first);
+            if first < address {
+                self.private.insert(first, address);
+            }
+            if last > end {
+                self.private.insert(end, last);
+            }
+        }
+    }
+
+    fn is_private(&self, address: u64) -> bool {
+        self.private.range(..=address).next_back().is_some_and(|(_, end)| address < *end)
+    }
+
     /// Removes the segment that is the driver's block at this address.
     pub(super) fn remove_block(&mut self, address: u64) -> Option<DriverBlock> {
         let block = self.segments.get(&address)?.block?;
@@ -129,6 +167,7 @@ impl Pool {
     pub(super) fn remove_segment(&mut self, address: u64) {
         if let Some(segment) = self.segments.remove(&address) {
             self.segment_bytes = self.segment_bytes.saturating_sub(segment.size);
+            self.forget_private(address, segment.size);
         }
     }
 
@@ -200,13 +239,14 @@ impl Pool {
         )
     }
 
-    /// Bytes in segments without a live block; `None` where a segment may hold blocks that were not
-    /// traced.
+    /// Bytes in segments without a live block and of no private pool; `None` where that is not known
+    /// of every segment.
     pub(super) fn releasable(&self) -> Option<u64> {
         let all_traced = self.seen
             && !self.is_late
             && self.before == AllocatedReserved::default()
             && self.lost_bytes == 0
+            && !self.has_unknown_private
             && self.untraced_reserved == 0;
         if !all_traced {
             return None;
@@ -218,7 +258,10 @@ impl Pool {
             let end = address.saturating_add(block.size.max(1));
             used.extend(self.segments.range(first..end).map(|(start, _)| *start));
         }
-        let free = self.segments.iter().filter(|(start, _)| !used.contains(start));
+        let free = self
+            .segments
+            .iter()
+            .filter(|(start, _)| !used.contains(start) && !self.is_private(**start));
         Some(free.fold(0u64, |sum, (_, segment)| sum.saturating_add(segment.size)))
     }
 

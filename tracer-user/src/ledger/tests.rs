@@ -573,6 +573,42 @@ fn a_handle_may_be_given_to_other_memory_while_the_first_is_mapped() {
 }
 
 #[test]
+fn free_segments_of_private_pools_are_not_releasable() {
+    let device = Device(0);
+    let totals = |allocated, reserved| Some(AllocatorTotals { allocated, reserved });
+    let mut model = attached();
+    let private = |model: &mut Model, address, size| {
+        let event = model.event(0, EventKind::SegmentPrivate(device), address, size);
+        model.deliver(event, 0);
+    };
+    let report = |model: &mut Model, address, size, free, totals| {
+        let facts = PoolFacts { pool: PoolId::pytorch(device), totals, requested: None };
+        let kind = if free { EventKind::PoolFree(facts) } else { EventKind::PoolAlloc(facts) };
+        let event = model.event(0, kind, address, size);
+        model.deliver(event, 1);
+    };
+    let releasable = |model: &Model| model.ledger.devices()[0].releasable_bytes;
+    // One segment of each kind, one block in each.
+    model.driver_alloc(0, 0x1000, 0x1000, 1);
+    report(&mut model, 0x1000, 0x800, false, totals(0x800, 0x1000));
+    model.driver_alloc(0, 0x8000, 0x1000, 1);
+    private(&mut model, 0x8000, 0x1000);
+    report(&mut model, 0x8000, 0x800, false, totals(0x1000, 0x2000));
+    report(&mut model, 0x1000, 0x800, true, totals(0x800, 0x2000));
+    report(&mut model, 0x8000, 0x800, true, totals(0, 0x2000));
+    assert_eq!(releasable(&model), Some(0x1000));
+    // The address is private no longer than the segment.
+    model.driver_free(0, Phase::Begun, 0x8000);
+    model.driver_alloc(0, 0x8000, 0x1000, 1);
+    report(&mut model, 0x8000, 0x800, false, totals(0x800, 0x2000));
+    report(&mut model, 0x8000, 0x800, true, totals(0, 0x2000));
+    assert_eq!(releasable(&model), Some(0x2000));
+    // A version that does not say which segments are private.
+    private(&mut model, 0, 0);
+    assert_eq!(releasable(&model), None);
+}
+
+#[test]
 fn a_release_that_fails_gives_the_hold_back_to_the_same_memory() {
     let mut model = attached();
     let release = |model: &mut Model, handle, phase| {

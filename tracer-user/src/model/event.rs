@@ -83,6 +83,9 @@ pub enum EventKind {
     /// A pool gives a segment of this address and size back to the driver, just before or after the
     /// driver's call. Some versions do not tell the device.
     SegmentFreed(Option<Device>),
+    /// A segment of this address and size is a private pool's; of size 0, some segments are, and it is
+    /// not known which.
+    SegmentPrivate(Device),
     /// Host memory of a tensor.
     CpuAlloc,
     /// Its end.

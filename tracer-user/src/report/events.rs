@@ -33,6 +33,10 @@ pub fn write_event(event: &AllocationEvent, out: &mut impl io::Write) -> io::Res
             line["pool"] = "segment freed".into();
             line["device"] = device.map(|device| device.0).into();
         }
+        EventKind::SegmentPrivate(device) => {
+            line["pool"] = "segment private".into();
+            line["device"] = device.0.into();
+        }
         EventKind::CpuAlloc => line["cpu"] = "alloc".into(),
         EventKind::CpuFree => line["cpu"] = "free".into(),
     }
