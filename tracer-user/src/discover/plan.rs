@@ -285,3 +285,19 @@ fn site(elf: &Elf, address: u64, mapped: bool) -> Option<(u64, String)> {
     let when = if mapped { "" } else { "; before the process loads it" };
     Some((offset, format!("{}{when}", chosen.reason)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole names in PyTorch's own builds.
+    #[test]
+    fn what_record_trace_tells_by_version() {
+        let name = |arguments| facts_of(&format!("{RECORD_TRACE}{arguments}"));
+        let torch_2_3 =
+            "ENS1_10TraceEntry6ActionElmP11CUstream_staSt10shared_ptrINS_15GatheredContextEE";
+        let torch_2_15 = "ENS_22CachingDeviceAllocator10TraceEntry6ActionEmmP11CUstream_staSt4pairIyyESt10shared_ptrINS_15GatheredContextEESt8optionalINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEE";
+        assert_eq!(name(torch_2_3), trace_facts::DEVICE);
+        assert_eq!(name(torch_2_15), trace_facts::DEVICE | trace_facts::POOL);
+    }
+}
