@@ -107,23 +107,32 @@ fn pools_of_graphs() {
     }
 }
 
-/// A pool of the user's own, which only the current PyTorch has.
+/// A pool of the user's own, which only the current PyTorch has: with PyTorch's way to the driver, and
+/// with an allocator that is plugged in below it.
 #[test]
 fn pools_of_the_user() {
-    let mut told = Told::start(&sandbox_python());
-    told.step("kept = new(30)");
-    told.step("pool = torch.cuda.MemPool()");
-    told.step("with torch.cuda.use_mem_pool(pool): a, b, c = new(30), new(5), new(1)");
-    told.step("del a");
-    told.step("other = new(30)\ndel other");
-    told.empty_cache(true);
-    told.step("with torch.cuda.use_mem_pool(pool): a = new(30)");
-    told.step("del a, b, c");
-    told.empty_cache(true);
-    told.step("del pool");
-    told.step("torch.cuda.empty_cache()");
-    told.step("kept = None");
-    told.empty_cache(true);
+    let folder = tempfile::tempdir().unwrap();
+    let library = plugin(&sandbox_python(), folder.path());
+    let plugged = format!(
+        "torch.cuda.memory.CUDAPluggableAllocator('{}', 'take', 'give')",
+        library.display()
+    );
+    for below in ["None", "plugged.allocator()"] {
+        let mut told = Told::start(&sandbox_python());
+        told.step(&format!("plugged = {plugged}\nkept = new(30)"));
+        told.step(&format!("pool = torch.cuda.MemPool({below})"));
+        told.step("with torch.cuda.use_mem_pool(pool): a, b, c = new(30), new(5), new(1)");
+        told.step("del a");
+        told.step("other = new(30)\ndel other");
+        told.empty_cache(true);
+        told.step("with torch.cuda.use_mem_pool(pool): a = new(30)");
+        told.step("del a, b, c");
+        told.empty_cache(true);
+        told.step("del pool");
+        told.step("torch.cuda.empty_cache()");
+        told.step("kept = None");
+        told.empty_cache(true);
+    }
 }
 
 /// An allocator in C that is plugged in reports no blocks: all is at the driver level, once, by line.
