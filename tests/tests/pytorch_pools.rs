@@ -18,6 +18,8 @@ use tracer_user::{
 const NEW: &str = "import torch\n\
                    new = lambda mib: torch.empty(mib << 20, dtype=torch.uint8, device='cuda')";
 
+const EXPANDABLE: &str = "expandable_segments:True";
+
 /// What a traced process says about itself, next to the trace.
 struct Told {
     steps: Steps,
@@ -26,7 +28,11 @@ struct Told {
 
 impl Told {
     fn start(python: &Path) -> Self {
-        let mut steps = Steps::start(python, &[]);
+        Self::start_with(python, "")
+    }
+
+    fn start_with(python: &Path, conf: &str) -> Self {
+        let mut steps = Steps::start(python, &[("PYTORCH_CUDA_ALLOC_CONF", conf)]);
         let trace = Trace::attach(steps.pid(), &LoadOptions::default());
         steps.run(NEW);
         Self { steps, trace }
@@ -64,6 +70,23 @@ impl Told {
         assert_eq!(releasable, returned.filter(|_| is_known), "{before} {after}");
         let left = device(only_process(&snapshot), 0).releasable_bytes;
         assert_eq!(left, is_known.then_some(0));
+    }
+}
+
+/// Blocks of all sizes, half of them free: in whole segments, and in pages of expandable ones.
+#[test]
+fn what_empty_cache_returns() {
+    for (python, conf) in sandbox_pythons().iter().flat_map(|p| ["", EXPANDABLE].map(|c| (p, c))) {
+        let mut told = Told::start_with(python, conf);
+        told.step("import random\nchooser, live = random.Random(7), [new(1)]");
+        for _ in 0..4 {
+            told.step(
+                "for _ in range(150):\n  size = int(2 ** chooser.uniform(0, 26))\n  \
+                 live.append(torch.empty(size, dtype=torch.uint8, device='cuda'))\n\
+                 chooser.shuffle(live)\ndel live[:120]",
+            );
+            told.empty_cache(true);
+        }
     }
 }
 
