@@ -276,8 +276,11 @@ fn a_killed_tracer_leaves_nothing_behind() {
     let output = run(&["--pid", &pid, "--duration", "1s", "--format", "json"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["tracer"]["exact"], true);
-    assert!(report["tracer"]["events"].as_u64().unwrap() > 10_000);
+    // Four threads at full speed may be faster than a tracer that has to share two cores with them.
+    let tracer = &report["tracer"];
+    assert!(tracer["exact"] == true || tracer["dropped"].as_u64() > Some(0), "{tracer}");
+    assert_eq!(tracer["mismatches"], 0);
+    assert!(tracer["events"].as_u64().unwrap() > 10_000);
     assert!(target.is_running());
     target.kill();
 }
