@@ -3,9 +3,13 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -66,16 +70,42 @@ void trim_pool(struct pool *pool, uint64_t keep) {
     pool->reserved = larger(pool->used, smaller(pool->reserved, keep));
 }
 
+/* Tells the simulated libnvidia-ml of other processes what this one has of a device, as a real driver
+ * would: a file in CUDASIM_PROCESSES by the pid, one number for each device. */
+static void publish(int device) {
+    static volatile uint64_t *published;
+    static pid_t owner;
+    const char *folder = getenv("CUDASIM_PROCESSES");
+    if (!folder) return;
+    if (owner != getpid()) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%d", folder, getpid());
+        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        size_t size = MAX_DEVICES * sizeof(uint64_t);
+        if (file < 0 || ftruncate(file, (off_t)size)) return;
+        void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+        if (map == MAP_FAILED) return;
+        published = map;
+        owner = getpid();
+    }
+    published[device] = devices[device].allocated + CONTEXT_BYTES;
+}
+
 CUresult charge(int device, uint64_t size) {
     struct device *d = &devices[device];
     if (size > d->capacity - d->allocated) return CUDA_ERROR_OUT_OF_MEMORY;
     d->allocated += size;
     /* What the pool keeps back gives way. */
     trim_pool(&d->pool, d->pool.used + (d->capacity - d->allocated));
+    publish(device);
     return CUDA_SUCCESS;
 }
 
-void discharge(int device, uint64_t size) { devices[device].allocated -= size; }
+void discharge(int device, uint64_t size) {
+    devices[device].allocated -= size;
+    publish(device);
+}
 
 CUresult charge_pool(int device, uint64_t size) {
     struct pool *pool = &devices[device].pool;

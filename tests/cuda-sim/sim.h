@@ -41,6 +41,9 @@ enum {
 #define DEVICE_BASE 0x100000000000ull
 #define DEVICE_SHIFT 42
 
+/* What libnvidia-ml counts for a context that has allocated. */
+#define CONTEXT_BYTES (256ull << 20)
+
 static inline int address_is_device(uint64_t address) {
     return address >= DEVICE_BASE &&
            address < DEVICE_BASE + ((uint64_t)MAX_DEVICES << DEVICE_SHIFT);

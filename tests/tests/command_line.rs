@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
+    path::Path,
     process::{Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
@@ -418,4 +419,45 @@ fn doctor_tells_of_the_machine_also_where_a_process_cannot_be_traced() {
     let output = run(&["doctor", "--pid", "4194304"]);
     assert_refused(&output, 4, "no process with pid 4194304");
     assert!(String::from_utf8_lossy(&output.stdout).contains("privileges    ok"));
+}
+
+/// What `nvidia-smi` shows is in the report, and what of it nobody allocated by a call.
+#[test]
+fn the_number_of_nvidia_smi_is_explained() {
+    let processes = tempfile::tempdir().unwrap();
+    let library = simulated_driver();
+    let environment =
+        [("CUDASIM_PROCESSES", processes.path()), ("LD_LIBRARY_PATH", library.parent().unwrap())];
+    let mut python = Command::new(sandbox_python())
+        .args([
+            "-c",
+            "import torch; x = torch.empty(50 << 20, dtype=torch.uint8, device='cuda')\n\
+                      print(flush=True); input()",
+        ])
+        .envs(environment)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    BufReader::new(python.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let pid = python.id().to_string();
+    let traced = |environment: &[(&str, &Path)]| -> Value {
+        let output = Command::new(cudatrace())
+            .args(["--pid", &pid, "--duration", "300ms", "--format", "json"])
+            .envs(environment.iter().copied())
+            .output()
+            .unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    };
+    let with = traced(&environment);
+    let without = traced(&[]);
+    python.kill().unwrap();
+    python.wait().unwrap();
+    let process = &with["processes"][0];
+    // Nothing was allocated since attach, so the block is part of what is not known.
+    assert_eq!(process["gpus"][0]["used_bytes"], (256 + 50) << 20);
+    assert_eq!(process["gpus"][0]["name"], "CUDA simulator 0");
+    assert_eq!(process["residual_bytes"], (256 + 50) << 20);
+    assert_eq!(without["processes"][0]["gpus"], serde_json::json!([]));
+    assert_eq!(without["processes"][0]["residual_bytes"], Value::Null);
 }

@@ -21,8 +21,8 @@ use crate::{
     decode::{ProcessChange, Record},
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
-        CodeAddress, Coverage, Failure, Frame, HostSnapshot, Level, Pid, ProcessSnapshot,
-        ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tracer, Verdict, ending,
+        CodeAddress, Coverage, DeviceSnapshot, Failure, Frame, GpuUse, HostSnapshot, Level, Pid,
+        ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tracer, Verdict, ending,
     },
     naming::Naming,
 };
@@ -73,6 +73,8 @@ struct Process {
     ledger: Ledger,
     /// Memory events taken.
     events: u64,
+    /// What NVML counts for it.
+    gpus: Vec<GpuUse>,
     /// When it was forked, or replaced its program, on the clock of events.
     began_ns: Option<u64>,
 }
@@ -84,7 +86,7 @@ impl Process {
             ledger.note_whole();
         }
         facts.late.iter().for_each(|&level| ledger.note_late(level));
-        Self { facts, ledger, events: 0, began_ns }
+        Self { facts, ledger, events: 0, gpus: Vec::new(), began_ns }
     }
 }
 
@@ -219,6 +221,16 @@ impl Aggregator {
         self.naming.is_code_settled(pid, address)
     }
 
+    /// What NVML counts for processes now; a process that it does not name keeps nothing.
+    pub fn set_gpus(&mut self, uses: Vec<(Pid, GpuUse)>) {
+        self.processes.values_mut().for_each(|process| process.gpus.clear());
+        for (pid, gpu) in uses {
+            if let Some(process) = self.processes.get_mut(&pid) {
+                process.gpus.push(gpu);
+            }
+        }
+    }
+
     /// A record could not be decoded.
     pub fn note_undecodable(&mut self) {
         self.undecodable += 1;
@@ -324,6 +336,7 @@ impl Aggregator {
         let sites = self.sites(&process.ledger, seconds);
         let failures = process.ledger.failures().last();
         let failures = failures.map(|failure| self.failure(failure, &sites, seconds)).collect();
+        let devices = process.ledger.devices();
         ProcessSnapshot {
             pid,
             parent: facts.parent,
@@ -340,7 +353,9 @@ impl Aggregator {
             user: facts.user.clone(),
             state: ProcessState::Running,
             exit: None,
-            devices: process.ledger.devices(),
+            residual_bytes: residual(&process.gpus, &devices),
+            devices,
+            gpus: process.gpus.clone(),
             pools: process.ledger.pools(),
             host: HostSnapshot {
                 pinned_bytes: Some(process.ledger.pinned_bytes()),
@@ -439,4 +454,14 @@ impl Aggregator {
             frames_note: note,
         }
     }
+}
+
+/// What NVML counts beyond what the driver handed out, where both are known.
+fn residual(gpus: &[GpuUse], devices: &[DeviceSnapshot]) -> Option<i64> {
+    if gpus.is_empty() {
+        return None;
+    }
+    let used: i128 = gpus.iter().map(|gpu| gpu.used_bytes.map(i128::from)).sum::<Option<_>>()?;
+    let handed_out: i128 = devices.iter().map(|device| i128::from(device.driver_bytes)).sum();
+    i64::try_from(used - handed_out).ok()
 }

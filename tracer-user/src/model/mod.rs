@@ -11,7 +11,7 @@ pub use ids::{
     CodeAddress, CodeId, Device, DeviceAddress, Level, Pid, PoolId, StackId, StackIndex, Tid,
 };
 pub use snapshot::{
-    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
+    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind, GpuUse,
     HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
     Verdict, ending,
 };

@@ -141,6 +141,12 @@ pub struct ProcessSnapshot {
     pub devices: Vec<DeviceSnapshot>,
     /// Pools, of which a device's totals are the sums.
     pub pools: Vec<PoolSnapshot>,
+    /// What NVML counts for it, by GPU; empty where NVML is not there or does not know it.
+    pub gpus: Vec<GpuUse>,
+    /// What NVML counts beyond the `driver_bytes` of all devices: the CUDA context, code, and what was
+    /// allocated before attach outside of pools. `null` where one of the two is not known; negative
+    /// where the driver has not got around to it yet.
+    pub residual_bytes: Option<i64>,
     /// Host memory.
     pub host: HostSnapshot,
     /// Call sites, most live bytes first.
@@ -193,6 +199,20 @@ pub struct DeviceSnapshot {
     pub lost_bytes: i64,
     /// The allocator's own totals at its last event; `null` before the first.
     pub allocator_reported: Option<AllocatedReserved>,
+}
+
+/// What NVML counts for a process on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GpuUse {
+    /// As NVML numbers GPUs: all of the machine's, by their place on the bus. CUDA may number those
+    /// that a process sees in another way.
+    pub index: u32,
+    /// Its UUID, as in `CUDA_VISIBLE_DEVICES`.
+    pub uuid: Option<String>,
+    /// Its name.
+    pub name: Option<String>,
+    /// Bytes; `null` where the driver does not tell them.
+    pub used_bytes: Option<u64>,
 }
 
 /// One pool of one process.

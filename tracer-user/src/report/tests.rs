@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{
     AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
-    HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
-    Verdict,
+    GpuUse, HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot,
+    Tracer, Verdict,
 };
 
 fn frame(function: &str, file: &str, line: u32) -> Frame {
@@ -86,6 +86,8 @@ fn process() -> ProcessSnapshot {
         exit: None,
         devices: vec![device()],
         pools: Vec::new(),
+        gpus: Vec::new(),
+        residual_bytes: None,
         host: HostSnapshot::default(),
         sites: vec![
             site(
@@ -251,6 +253,13 @@ fn text() {
         )
     );
     let mut host = process();
+    host.gpus.push(GpuUse {
+        index: 3,
+        uuid: Some("GPU-0".to_owned()),
+        name: Some("H\u{1b}[2J200".to_owned()),
+        used_bytes: Some(2 << 30),
+    });
+    host.residual_bytes = Some(537 << 20);
     let line = || vec![frame("load", "/home/ada/data.py", 12)];
     host.sites.push(site("10", Level::Pinned, None, 64 << 20, line()));
     host.sites.push(site("11", Level::Cpu, None, 3 << 20, line()));

@@ -35,6 +35,7 @@ use crate::{
     sys::{
         self,
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
+        nvml::Nvml,
     },
 };
 
@@ -106,6 +107,7 @@ pub struct Session {
     looking: VecDeque<(Pid, u64)>,
     probes: Probes,
     tap: Option<Tap>,
+    nvml: Option<Nvml>,
     start_ns: u64,
     /// When what ended processes left in the kernel half was last removed.
     swept_ns: u64,
@@ -150,6 +152,7 @@ impl Session {
             looking: VecDeque::new(),
             probes: Probes::new(options.follow, extras),
             tap: None,
+            nvml: Nvml::load(),
             start_ns: sys::monotonic_ns(),
             swept_ns: 0,
             ended_since_sweep: false,
@@ -254,6 +257,9 @@ impl Session {
             self.core.set_counters(counters);
         }
         self.update_coverage();
+        if let Some(nvml) = &self.nvml {
+            self.core.set_gpus(nvml.processes());
+        }
         let now = OffsetDateTime::now_utc();
         let now_ns = sys::monotonic_ns();
         self.core.snapshot(&Moment {

@@ -2,6 +2,7 @@
 
 pub mod btf;
 pub mod lock;
+pub mod nvml;
 pub mod privilege;
 
 use std::{fs, io, os::fd::OwnedFd};

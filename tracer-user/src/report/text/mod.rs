@@ -4,6 +4,7 @@ mod accuracy;
 mod device;
 mod failures;
 mod fit;
+mod gpu;
 mod lines;
 mod pool;
 
@@ -99,6 +100,7 @@ fn write_process(
     for device in &process.devices {
         device::write(device, out)?;
     }
+    gpu::write(process, out)?;
     for pool in process.pools.iter().filter(|pool| pool.keeps_reserve) {
         pool::write(pool, out)?;
     }
