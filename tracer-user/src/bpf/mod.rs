@@ -9,9 +9,9 @@ mod multi;
 use std::{
     collections::{BTreeMap, HashSet},
     error::Error,
-    iter,
+    fs, iter,
     num::NonZeroU32,
-    os::fd::OwnedFd,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     panic::resume_unwind,
     path::{Path, PathBuf},
     thread,
@@ -243,6 +243,9 @@ impl Kernel {
             program.load().map_err(|e| LoadError::program(name, e))?;
             program.attach(tracepoint).map_err(|e| LoadError::program(name, e))?;
         }
+        for (name, verified) in kernel.verified() {
+            tracing::debug!("program {name}: {} instructions verified", verified.unwrap_or(0));
+        }
         Ok(kernel)
     }
 
@@ -251,6 +254,20 @@ impl Kernel {
             .program_mut(name)
             .and_then(|program| program.try_into().ok())
             .ok_or(LoadError::Object(name))
+    }
+
+    /// Every program, and how many instructions the verifier went through for it; kernels before 5.16 do
+    /// not tell.
+    pub fn verified(&self) -> Vec<(String, Option<u64>)> {
+        let single = self.ebpf.programs().filter_map(|(name, program)| {
+            Some((name.to_owned(), verified_instructions(program.fd().ok()?.as_fd())))
+        });
+        let multi = self.multi.iter().flat_map(MultiPrograms::descriptors);
+        let mut programs: Vec<(String, Option<u64>)> = single
+            .chain(multi.map(|(name, fd)| (name.to_owned(), verified_instructions(fd))))
+            .collect();
+        programs.sort_unstable();
+        programs
     }
 
     /// Whether many probes are attached at once.
@@ -435,6 +452,14 @@ pub enum Scope {
     Process(Pid),
     /// Everyone's: the program looks itself whether the process is traced.
     AllProcesses,
+}
+
+/// What the kernel says about the descriptor of a program.
+fn verified_instructions(program: BorrowedFd<'_>) -> Option<u64> {
+    let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
+    let text = fs::read_to_string(path).ok()?;
+    let field = text.lines().find_map(|line| line.strip_prefix("verified_insns:"))?;
+    field.trim().parse().ok()
 }
 
 /// A program and where to attach it.

@@ -69,6 +69,11 @@ impl MultiPrograms {
         Ok(Self(programs))
     }
 
+    /// The programs.
+    pub fn descriptors(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
+        self.0.iter().map(|(&name, loaded)| (name, loaded.fd.as_fd()))
+    }
+
     /// Hangs a program on places of a file, for one process or for all (0). The link ends when it is
     /// dropped.
     ///

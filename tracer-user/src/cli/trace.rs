@@ -1,6 +1,6 @@
 //! The trace from start to final report.
 
-use std::{path::PathBuf, slice, time::Duration};
+use std::{io::IsTerminal as _, path::PathBuf, slice, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -102,8 +102,11 @@ fn start_log(log_ebpf: bool) {
     let filter =
         EnvFilter::try_from_env("CUDATRACE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     // An error means that there is a log already.
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
 }
 
 async fn follow(plan: Plan<'_>) -> Result<()> {

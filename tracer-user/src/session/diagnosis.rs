@@ -1,6 +1,6 @@
 //! What could be traced here, and what stands in the way; nothing is attached.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
@@ -24,6 +24,9 @@ pub struct Diagnosis {
     pub version: &'static str,
     /// About this machine and the rights of this user.
     pub machine: Vec<Check>,
+    /// The programs that were loaded for a try, and the instructions that the verifier went through for
+    /// each.
+    pub programs: BTreeMap<String, Option<u64>>,
     /// About the process that was asked for, if it can be traced.
     pub process: Option<ProcessDiagnosis>,
 }
@@ -104,10 +107,11 @@ pub fn diagnose(pid: Option<Pid>, extras: Extras) -> (Diagnosis, Result<(), Sess
         None => (None, Ok(())),
     };
     let (schema, version) = ("cudatrace.doctor/1", env!("CARGO_PKG_VERSION"));
-    (Diagnosis { schema, version, machine: machine(), process }, result)
+    let (machine, programs) = machine();
+    (Diagnosis { schema, version, machine, programs, process }, result)
 }
 
-fn machine() -> Vec<Check> {
+fn machine() -> (Vec<Check>, BTreeMap<String, Option<u64>>) {
     let mut checks = vec![Check {
         name: "kernel",
         state: State::Ok,
@@ -138,15 +142,19 @@ fn machine() -> Vec<Check> {
             ),
         },
     });
-    if checks.iter().all(|check| check.state != State::Missing) {
-        checks.extend(programs());
+    if checks.iter().any(|check| check.state == State::Missing) {
+        return (checks, BTreeMap::new());
     }
-    checks
+    let (found, programs) = programs();
+    checks.extend(found);
+    (checks, programs)
 }
 
 /// Loads the kernel half and throws it away.
-fn programs() -> Vec<Check> {
-    match Kernel::load(&LoadOptions::default()) {
+fn programs() -> (Vec<Check>, BTreeMap<String, Option<u64>>) {
+    let kernel = Kernel::load(&LoadOptions::default());
+    let programs = kernel.as_ref().map(Kernel::verified).unwrap_or_default();
+    let checks = match kernel {
         Ok(kernel) => vec![
             ok("programs", "the kernel accepts all of them"),
             if kernel.attaches_many() {
@@ -177,7 +185,8 @@ fn programs() -> Vec<Check> {
                 help: Some(help.to_owned()),
             }]
         }
-    }
+    };
+    (checks, programs.into_iter().collect())
 }
 
 fn ok(name: &'static str, found: &str) -> Check {

@@ -1,6 +1,6 @@
 //! What the emulated machine printed, and whether the report is the simulator's count.
 
-use std::{fmt, fs, path::Path};
+use std::{collections::BTreeMap, fmt, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -10,9 +10,8 @@ use serde_json::Value;
 pub struct Outcome {
     /// Seconds until the first process ran.
     pub booted_s: f64,
-    /// Instructions that the verifier went through, for each program in the order of loading;
-    /// kernels before 5.16 do not tell.
-    pub programs: Vec<Option<u64>>,
+    /// Instructions that the verifier went through, by program; kernels before 5.16 do not tell.
+    pub programs: BTreeMap<String, Option<u64>>,
     live_bytes: u64,
     /// Without the kernel's own type information there are no Python stacks, by design.
     stacks: bool,
@@ -57,14 +56,11 @@ fn check_text(text: &str) -> Result<Outcome> {
     let report = section(text, "report").context("the console was cut off")?;
     let report: Value = serde_json::from_str(report).context("the report is not JSON")?;
     compare(&report, &count, stacks)?;
-    let programs = section(text, "programs").unwrap_or_default().lines().filter_map(program);
-    let mut programs: Vec<(u64, Option<u64>)> = programs.collect();
-    programs.sort_unstable();
-    programs.dedup();
+    let programs: BTreeMap<String, Option<u64>> = messages.lines().filter_map(program).collect();
     ensure!(!programs.is_empty(), "no program was loaded");
     Ok(Outcome {
         booted_s,
-        programs: programs.into_iter().map(|(_, verified)| verified).collect(),
+        programs,
         live_bytes: count["live_bytes"].as_u64().unwrap_or_default(),
         stacks,
     })
@@ -105,18 +101,12 @@ fn compare(report: &Value, count: &Value, stacks: bool) -> Result<()> {
     Ok(())
 }
 
-/// Identity and size of a program, from what the kernel says about its descriptor.
-fn program(line: &str) -> Option<(u64, Option<u64>)> {
-    let mut words = line.split_whitespace();
-    let (mut id, mut verified) = (None, None);
-    while let Some(word) = words.next() {
-        match word {
-            "prog_id:" => id = words.next()?.parse().ok(),
-            "verified_insns:" => verified = words.next()?.parse().ok(),
-            _ => {}
-        }
-    }
-    Some((id?, verified))
+/// Name and size of a program, from what cudatrace logs when it has loaded it.
+fn program(line: &str) -> Option<(String, Option<u64>)> {
+    let (_, rest) = line.split_once("program ")?;
+    let (name, rest) = rest.split_once(": ")?;
+    let verified: u64 = rest.strip_suffix(" instructions verified")?.parse().ok()?;
+    Some((name.to_owned(), Some(verified).filter(|&count| count > 0)))
 }
 
 /// What follows a word that `init.sh` said.
@@ -134,8 +124,8 @@ fn section<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 /// Why cudatrace failed: what it says, and of the verifier's log only the verdict at its end.
 fn reason(messages: &str) -> String {
-    let first = messages.lines().next().unwrap_or("(nothing was said)");
-    let first = first.strip_prefix("cudatrace: ").unwrap_or(first);
+    let first = messages.lines().find_map(|line| line.strip_prefix("cudatrace: "));
+    let first = first.or_else(|| messages.lines().next()).unwrap_or("(nothing was said)");
     let is_end =
         |line: &str| line.starts_with("verification time") || line.starts_with("processed");
     let verdict = messages.lines().zip(messages.lines().skip(1)).find(|(_, next)| is_end(next));
@@ -168,11 +158,12 @@ mod tests {
         });
         format!(
             "junk==cudatrace booted 2.5\n==cudatrace btf true\n\
-             ==cudatrace begin programs\n\
-             pos: 0 prog_id: 9 verified_insns: 70 \nprog_id: 8 verified_insns: 30\n\n\
-             ==cudatrace end programs\n==cudatrace exit {exit}\n\
+             ==cudatrace exit {exit}\n\
              ==cudatrace begin python\n{{\"ready\": true}}\n{}\n==cudatrace end python\n\
-             ==cudatrace begin messages\nno luck\nverifier\n==cudatrace end messages\n\
+             ==cudatrace begin messages\n\
+             DEBUG tracer_user::bpf: program hook: 70 instructions verified\n\
+             DEBUG tracer_user::bpf: program old: 0 instructions verified\n\
+             cudatrace: no luck\nverifier\n==cudatrace end messages\n\
              ==cudatrace begin report\n{report}\n==cudatrace end report\n",
             json!({ "done": true, "live_bytes": 110, "live_blocks": 3, "failed": 1, "line": 7 })
         )
@@ -181,7 +172,8 @@ mod tests {
     #[test]
     fn a_report_that_agrees_passes() {
         let outcome = check_text(&console(100, "0")).unwrap();
-        assert_eq!(outcome.programs, [Some(30), Some(70)]);
+        let programs: Vec<_> = outcome.programs.iter().map(|(n, count)| (&**n, *count)).collect();
+        assert_eq!(programs, [("hook", Some(70)), ("old", None)]);
         assert_eq!(outcome.to_string(), "ok: 110 bytes, exact");
     }
 

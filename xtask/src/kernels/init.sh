@@ -41,14 +41,9 @@ touch /tmp/python /tmp/messages /tmp/report
 python=$!
 wait_for ready /tmp/python $python || finish
 
-/cudatrace --pid $python --format json >/tmp/report 2>/tmp/messages &
+CUDATRACE_LOG=tracer_user::bpf=debug /cudatrace --pid $python --format json >/tmp/report 2>/tmp/messages &
 tracer=$!
 if wait_for 'attached to' /tmp/messages $tracer; then
-    # What the verifier went through; descriptors of programs have a type, those of links do not.
-    for info in /proc/$tracer/fdinfo/*; do
-        grep -q '^prog_type' "$info" && tr '\n' ' ' <"$info" && echo
-    done >/tmp/programs 2>/dev/null
-    show programs /tmp/programs
     touch /tmp/go
     wait_for done /tmp/python $python
     sleep 1

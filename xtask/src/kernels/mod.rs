@@ -8,7 +8,7 @@ mod check;
 mod image;
 mod packages;
 
-use std::{fs, time::Instant};
+use std::{collections::BTreeSet, fs, iter, time::Instant};
 
 use anyhow::{Result, bail, ensure};
 
@@ -81,6 +81,7 @@ pub fn run(workspace: &Workspace, refresh: bool, suites: &[String]) -> Result<()
         rows.push(Row { release: package.release, required: kernel.required, seconds, result });
     }
     print(&rows);
+    print_programs(&rows);
     let failed: Vec<_> = rows
         .iter()
         .filter(|row| row.required && row.result.is_err())
@@ -105,8 +106,8 @@ fn print(rows: &[Row]) {
                 outcome.booted_s,
                 row.seconds,
                 outcome.programs.len(),
-                shown(outcome.programs.iter().copied().sum()),
-                shown(outcome.programs.iter().copied().flatten().max()),
+                shown(outcome.programs.values().copied().sum()),
+                shown(outcome.programs.values().copied().flatten().max()),
             ),
             Err(error) => {
                 let verdict = if row.required { "FAILED" } else { "does not run (not required)" };
@@ -117,6 +118,26 @@ fn print(rows: &[Row]) {
                 );
             }
         }
+    }
+}
+
+/// What the verifier went through, by program and kernel.
+fn print_programs(rows: &[Row]) {
+    let passed: Vec<(&str, &Outcome)> = rows
+        .iter()
+        .filter_map(|row| Some((row.release.as_str(), row.result.as_ref().ok()?)))
+        .collect();
+    let names: BTreeSet<&String> =
+        passed.iter().flat_map(|(_, outcome)| outcome.programs.keys()).collect();
+    let cells = |cells: Vec<String>| println!("| {} |", cells.join(" | "));
+    println!();
+    let releases = passed.iter().map(|(release, _)| (*release).to_owned());
+    cells(iter::once("verified instructions".to_owned()).chain(releases).collect());
+    cells(vec!["---".to_owned(); passed.len() + 1]);
+    for name in names {
+        let counts =
+            passed.iter().map(|(_, outcome)| shown(outcome.programs.get(name).copied().flatten()));
+        cells(iter::once(format!("`{name}`")).chain(counts).collect());
     }
 }
 
