@@ -30,7 +30,7 @@ pub enum ProcessError {
     )]
     NotFound(Pid),
     /// It is there, but not readable.
-    #[error("cannot read `{path}`")]
+    #[error("cannot read `{}`{}", path.display(), advice(source))]
     Unreadable {
         /// What.
         path: PathBuf,
@@ -52,6 +52,17 @@ pub enum ProcessError {
     /// It has no user space.
     #[error("process {0} is a kernel thread")]
     KernelThread(Pid),
+}
+
+/// What to do about it.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            " (run cudatrace by `sudo`; as root already: the process is protected by a security \
+             module, or cudatrace runs in a container that may not see into it)"
+        }
+        _ => "",
+    }
 }
 
 /// Who a process is.
