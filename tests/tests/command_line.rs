@@ -8,7 +8,7 @@ use std::{
     path::Path,
     process::{Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aya::{
@@ -375,10 +375,9 @@ fn a_hostile_target_is_traced_all_the_same() {
     assert!(!text.contains('\u{1b}'), "{text}");
 }
 
-/// What would be traced is told without attaching anything; what stands in the way comes with what to do.
+/// What would be traced is told, with the place of every probe.
 #[test]
-fn doctor_looks_and_leaves_everything_as_it_is() {
-    let before = bpf_objects();
+fn doctor_tells_what_would_be_traced() {
     let mut python = Command::new(sandbox_python())
         .args(["-c", "import time; print(flush=True); time.sleep(60)"])
         .stdout(Stdio::piped())
@@ -405,13 +404,6 @@ fn doctor_looks_and_leaves_everything_as_it_is() {
     assert!(probe["offset"].as_u64().unwrap() > 0);
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("cuMemAlloc_v2") && text.contains("CPython 3."), "{text}");
-    // The kernel frees what was loaded for a try a moment later.
-    let new = || bpf_objects().difference(&before).count();
-    let patience = Instant::now() + Duration::from_secs(10);
-    while new() > 0 && Instant::now() < patience {
-        thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(new(), 0, "nothing is left in the kernel");
 }
 
 #[test]
