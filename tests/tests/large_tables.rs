@@ -24,7 +24,7 @@ fn the_plugins_of_jax() {
     unsafe { std::env::set_var("XDG_CACHE_HOME", cache.path()) };
     for plugin in cudatrace_tests::list("CUDATRACE_JAX_PLUGINS") {
         let library = LibraryFile {
-            kind: LibraryKind::of("xla_cuda_plugin.so").unwrap(),
+            kind: LibraryKind::of(&plugin).unwrap(),
             path: plugin.clone(),
             open_path: plugin.clone(),
             mapped: true,

@@ -53,6 +53,14 @@ pub mod probe {
     pub const BFC_TENSORFLOW: u8 = 210;
     /// The same function in a plugin of JAX.
     pub const BFC_JAX: u8 = 211;
+    /// `SingleDeviceMemoryPool.malloc` of CuPy.
+    pub const CUPY_MALLOC: u8 = 220;
+    /// `PooledMemory.free` of CuPy.
+    pub const CUPY_FREE: u8 = 221;
+    /// What `onnxruntime::BFCArena` allocates by.
+    pub const ARENA_ALLOC: u8 = 222;
+    /// `onnxruntime::BFCArena::Free`.
+    pub const ARENA_FREE: u8 = 223;
 }
 
 /// What `record_trace` of this version of PyTorch tells (attach cookie, bits).
@@ -145,16 +153,16 @@ pub struct MemoryEvent {
     pub device: i8,
     /// Device address of the block; for driver calls as in [`crate::calls::op`].
     pub address: u64,
-    /// Size in bytes, 0 where the call has none. For [`probe::TORCH_REPORT`] the block size (rounded
-    /// up by the allocator), negative for a free.
+    /// Size in bytes, 0 where the call has none. Of pools the block size (rounded up by the allocator),
+    /// negative for a free; ONNX Runtime's tells only what was asked for, and nothing at a free.
     pub size: i64,
     /// Id of the stack, or 0 for none (see `flags`).
     pub stack: u64,
     /// [`probe::TORCH_REPORT`] and [`probe::TORCH_OUT_OF_MEMORY`]: bytes allocated and reserved on this
-    /// device after the event, by the allocator's own count. [`probe::BFC_TENSORFLOW`] and
-    /// [`probe::BFC_JAX`]: the pool's id ([`PoolRecord::pool`]). Driver calls: the further value of
-    /// [`crate::calls::op`], or the `CUresult` of a failed call; and the return address, of a call of
-    /// the runtime around it if there is one.
+    /// device after the event, by the allocator's own count. TensorFlow, JAX, ONNX Runtime: the pool's
+    /// id ([`PoolRecord::pool`]). Driver calls: the further value of [`crate::calls::op`], or the
+    /// `CUresult` of a failed call; and the return address, of a call of the runtime around it if there
+    /// is one.
     pub extra: [u64; 2],
 }
 

@@ -1,7 +1,9 @@
 //! One program per entry point.
 
+mod cupy;
 mod driver;
 mod pool;
+mod pool_result;
 mod process;
 mod python;
 mod runtime;

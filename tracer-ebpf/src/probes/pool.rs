@@ -15,6 +15,10 @@
 //! - [`probe::BFC_TENSORFLOW`], [`probe::BFC_JAX`]: `tsl::BFCAllocator::AddTraceMe(this, string_view
 //!   name, const void* chunk, int64_t requested, int64_t allocated)`: every allocation and free, with or
 //!   without a profiler. The rest of the cookie is where in the allocator its name is, 0 if not known.
+//! - [`probe::CUPY_FREE`]: `PooledMemory.free(self)`.
+//! - [`probe::ARENA_FREE`]: `onnxruntime::BFCArena::Free(this, void* p)`.
+//!
+//! Pools whose blocks are only known when a function returns are in `pool_result.rs`.
 
 use core::{mem::offset_of, ptr::read_volatile};
 
@@ -34,7 +38,7 @@ use tracer_common::{
     },
 };
 
-use super::torch;
+use super::{cupy, torch};
 use crate::{
     emit::{self, Class},
     maps::{POOLS, PoolKey},
@@ -61,8 +65,14 @@ pub fn pool_hook(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn try_hook(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
-    let mut block = block(ctx, &target)?;
-    if block.event.size < 0 {
+    let block = block(ctx, &target)?;
+    report(&target, block)
+}
+
+/// Sends an event of a pool's, with the stack if it is an allocation.
+#[inline(always)]
+pub fn report(target: &Target, mut block: BlockEvent) -> Option<()> {
+    if block.event.size < 0 || block.event.probe == probe::ARENA_FREE {
         // Who frees a block is not asked for.
         emit::record(target.tgid(), Class::Event, &block);
         return Some(());
@@ -75,7 +85,7 @@ fn try_hook(ctx: &ProbeContext) -> Option<()> {
     };
     // From here on nothing tells one hook from another, so that the verifier goes through the walk once.
     scratch.block = block;
-    let taken = stack::take_in(&target, scratch);
+    let taken = stack::take_in(target, scratch);
     scratch.block.event.stack = taken.id;
     scratch.block.event.flags = taken.flags;
     emit::record(target.tgid(), Class::Event, &scratch.block);
@@ -122,6 +132,11 @@ fn block(ctx: &ProbeContext, target: &Target) -> Option<BlockEvent> {
             requested = arguments[4];
             define_pool(target, probe, arguments[0], cookie >> 8);
         }
+        probe::CUPY_FREE => cupy::freed(&mut event, arguments[0])?,
+        probe::ARENA_FREE => {
+            event.address = (arguments[1] != 0).then_some(arguments[1])?;
+            event.extra[0] = arguments[0];
+        }
         _ => return None,
     }
     Some(BlockEvent { event, requested })
@@ -133,9 +148,9 @@ fn cuda_device(device: u64) -> Option<i8> {
     (device as u8 == DEVICE_TYPE_CUDA).then_some((device >> 8) as i8)
 }
 
-/// Sends the name of a BFC allocator at first sight: a `std::string` at `offset` in it.
+/// Sends the name of an allocator at first sight: a `std::string` at `offset` in it.
 #[inline(always)]
-fn define_pool(target: &Target, probe: u8, pool: u64, offset: u64) {
+pub fn define_pool(target: &Target, probe: u8, pool: u64, offset: u64) {
     let tgid = target.tgid();
     let key = PoolKey { pool, life: target.life() };
     if offset == 0 || POOLS.get_ptr(key).is_some() {
@@ -157,7 +172,7 @@ fn define_pool(target: &Target, probe: u8, pool: u64, offset: u64) {
 /// The arguments that registers carry. All are read, and before any branch: of reads in branches the
 /// compiler makes one read of a register that is chosen, which the verifier refuses.
 #[inline(always)]
-fn arguments(ctx: &ProbeContext) -> [u64; 6] {
+pub fn arguments(ctx: &ProbeContext) -> [u64; 6] {
     let registers = ctx.as_ptr().cast::<pt_regs>();
     // SAFETY: the context of a uprobe is the registers.
     unsafe {

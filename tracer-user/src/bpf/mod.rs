@@ -21,7 +21,7 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, MapData, PerCpuArray, RingBuf},
     programs::{
-        RawTracePoint, UProbe,
+        ProbeKind, RawTracePoint, UProbe,
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
     },
 };
@@ -57,8 +57,8 @@ pub enum Program {
     RuntimeEntry(DriverCall),
     /// Its return.
     RuntimeReturn(DriverCall),
-    /// A hook of PyTorch's that takes the stack: one of [`tracer_common::wire::probe`].
-    Torch(u8),
+    /// A hook of a pool's: one of [`tracer_common::wire::probe`].
+    Hook(u8),
     /// A hook of a BFC allocator's: one of [`tracer_common::wire::probe`], and where in the allocator its
     /// name is (0: not known).
     Bfc {
@@ -67,6 +67,12 @@ pub enum Program {
         /// Bytes from the start of the allocator.
         name_offset: u64,
     },
+    /// Entry of a pool's function whose result is needed.
+    PoolEntry(PoolFunction),
+    /// Its return.
+    PoolReturn(PoolFunction),
+    /// An instruction of it that returns, in the place of the return.
+    PoolExit(PoolFunction),
     /// PyTorch's trace of requests and segments, and what it tells: bits of
     /// [`tracer_common::wire::trace_facts`].
     TorchTrace(u64),
@@ -78,13 +84,30 @@ pub enum Program {
     LibrariesChanged,
 }
 
+/// A function of a pool's that returns a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolFunction {
+    /// One of [`tracer_common::wire::probe`].
+    pub probe: u8,
+    /// Where in the pool, which is the first argument, its name is; 0: nowhere.
+    pub name_offset: u64,
+}
+
+impl PoolFunction {
+    fn cookie(self) -> u64 {
+        u64::from(self.probe) | self.name_offset << 8
+    }
+}
+
 /// The names of all programs on functions.
-const UPROBES: [&str; 9] = [
+const UPROBES: [&str; 11] = [
     "driver_entry",
     "driver_return",
     "runtime_entry",
     "runtime_return",
     "pool_hook",
+    "pool_entry",
+    "pool_result",
     "torch_trace",
     "torch_cpu_delete",
     "code_dealloc",
@@ -98,12 +121,19 @@ impl Program {
             Self::DriverReturn(_) => "driver_return",
             Self::RuntimeEntry(_) => "runtime_entry",
             Self::RuntimeReturn(_) => "runtime_return",
-            Self::Torch(_) | Self::Bfc { .. } => "pool_hook",
+            Self::Hook(_) | Self::Bfc { .. } => "pool_hook",
+            Self::PoolEntry(_) => "pool_entry",
+            Self::PoolReturn(_) | Self::PoolExit(_) => "pool_result",
             Self::TorchTrace(_) => "torch_trace",
             Self::TorchCpuDelete => "torch_cpu_delete",
             Self::CodeDealloc => "code_dealloc",
             Self::LibrariesChanged => "libraries_changed",
         }
+    }
+
+    /// Whether it runs when the function has returned, to wherever that is.
+    const fn at_return(self) -> bool {
+        matches!(self, Self::DriverReturn(_) | Self::RuntimeReturn(_) | Self::PoolReturn(_))
     }
 
     /// What the program is told at each hit: which call it is.
@@ -113,8 +143,11 @@ impl Program {
             | Self::DriverReturn(call)
             | Self::RuntimeEntry(call)
             | Self::RuntimeReturn(call) => Some(call.index().into()),
-            Self::Torch(probe) => Some(probe.into()),
-            Self::Bfc { probe, name_offset } => Some(u64::from(probe) | name_offset << 8),
+            Self::Hook(probe) => Some(probe.into()),
+            Self::Bfc { probe, name_offset } => Some(PoolFunction { probe, name_offset }.cookie()),
+            Self::PoolEntry(function) | Self::PoolReturn(function) | Self::PoolExit(function) => {
+                Some(function.cookie())
+            }
             Self::TorchTrace(facts) => Some(facts),
             _ => None,
         }
@@ -310,9 +343,9 @@ impl Kernel {
     fn handle(&mut self, place: &Place) -> Result<UProbe, AttachError> {
         let name = place.program.name();
         let program = self.uprobe(name).map_err(|e| place.error(e))?;
-        let kind = program.kind();
+        let kind = if place.program.at_return() { ProbeKind::Return } else { ProbeKind::Entry };
         let info = program.info().map_err(|e| place.error(e))?;
-        // SAFETY: the program is one of ours, and of the kind that it was loaded as.
+        // SAFETY: the program is one of ours; at an entry and at a return it is of the same type.
         unsafe { UProbe::from_program_info(info, name.into(), kind) }.map_err(|e| place.error(e))
     }
 
@@ -505,9 +538,10 @@ fn attach_many(multi: &MultiPrograms, places: &[Place], scope: Scope) -> Vec<Lin
         }
         Scope::Process(pid) => pid.0,
     };
-    let mut groups: BTreeMap<(&str, &Path), Vec<usize>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, bool, &Path), Vec<usize>> = BTreeMap::new();
     for (index, place) in places.iter().enumerate() {
-        groups.entry((place.program.name(), &place.path)).or_default().push(index);
+        let key = (place.program.name(), place.program.at_return(), place.path.as_path());
+        groups.entry(key).or_default().push(index);
     }
     let size = places.len().div_ceil(WORKERS).max(1);
     let groups = groups.values().flat_map(|group| group.chunks(size)).map(<[_]>::to_vec).collect();

@@ -20,7 +20,7 @@ use std::{
 
 use aya::{Ebpf, maps::Map};
 use aya_obj::{
-    Object, ProgramSection,
+    Object,
     generated::{
         BPF_F_UPROBE_MULTI_RETURN, bpf_attach_type::BPF_TRACE_UPROBE_MULTI, bpf_attr, bpf_cmd,
         bpf_insn, bpf_prog_type::BPF_PROG_TYPE_KPROBE,
@@ -31,15 +31,8 @@ use super::{Place, Program};
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// A program that is loaded for such links.
-struct Loaded {
-    fd: OwnedFd,
-    /// Whether it runs when a function returns.
-    at_return: bool,
-}
-
-/// The programs on functions, by name.
-pub(super) struct MultiPrograms(HashMap<&'static str, Loaded>);
+/// The programs on functions that are loaded for such links, by name.
+pub(super) struct MultiPrograms(HashMap<&'static str, OwnedFd>);
 
 impl MultiPrograms {
     /// Loads programs of the object that `ebpf` was made from.
@@ -62,20 +55,18 @@ impl MultiPrograms {
             let program =
                 object.programs.get(name).ok_or_else(|| format!("no program `{name}`"))?;
             let code = &object.functions[&program.function_key()].instructions;
-            let at_return = matches!(program.section, ProgramSection::URetProbe { .. });
-            let fd = load(name, code, &program.license)?;
-            programs.insert(name, Loaded { fd, at_return });
+            programs.insert(name, load(name, code, &program.license)?);
         }
         Ok(Self(programs))
     }
 
     /// The programs.
     pub fn descriptors(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
-        self.0.iter().map(|(&name, loaded)| (name, loaded.fd.as_fd()))
+        self.0.iter().map(|(&name, fd)| (name, fd.as_fd()))
     }
 
-    /// Hangs a program on places of a file, for one process or for all (0). The link ends when it is
-    /// dropped.
+    /// Hangs a program on places of a file, all at returns or none, for one process or for all (0). The link
+    /// ends when it is dropped.
     ///
     /// # Errors
     ///
@@ -83,8 +74,8 @@ impl MultiPrograms {
     pub fn link(&self, places: &[&Place], pid: u32) -> io::Result<OwnedFd> {
         let [first, ..] = places else { return Err(io::ErrorKind::InvalidInput.into()) };
         let program = self.0.get(first.program.name()).ok_or(io::ErrorKind::NotFound)?;
-        let flags = if program.at_return { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
-        link(&program.fd, flags, places, pid)
+        let flags = if first.program.at_return() { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
+        link(program, flags, places, pid)
     }
 }
 

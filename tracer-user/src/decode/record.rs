@@ -212,11 +212,14 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
         probe::TORCH_SEGMENT_PRIVATE => EventKind::SegmentPrivate(device(event)?),
         probe::TORCH_CPU_NEW => EventKind::CpuAlloc,
         probe::TORCH_CPU_DELETE => EventKind::CpuFree,
-        probe => match bfc_level(probe) {
+        probe => match pool_level(probe) {
             Some(level) => {
-                let pool = PoolId { level, instance: event.extra[0] };
+                let pool = match level {
+                    Level::Cupy => PoolId::cupy(device(event)?),
+                    _ => PoolId { level, instance: event.extra[0] },
+                };
                 let facts = PoolFacts { pool, totals: None, requested };
-                if event.size < 0 {
+                if event.size < 0 || probe == probe::ARENA_FREE {
                     EventKind::PoolFree(facts)
                 } else {
                     EventKind::PoolAlloc(facts)
@@ -260,7 +263,7 @@ fn pool(event: &MemoryEvent, requested: Option<u64>) -> Result<PoolFacts, Decode
 
 fn pool_definition(pid: Pid, record: &PoolRecord) -> Result<PoolDefinition, DecodeError> {
     let detail = record.header.detail;
-    let level = u8::try_from(detail).ok().and_then(bfc_level);
+    let level = u8::try_from(detail).ok().and_then(pool_level);
     let level = level.ok_or(DecodeError::Unknown { what: "pool", value: detail })?;
     let name = record.name.split(|&byte| byte == 0).next().unwrap_or_default();
     Ok(PoolDefinition {
@@ -270,9 +273,11 @@ fn pool_definition(pid: Pid, record: &PoolRecord) -> Result<PoolDefinition, Deco
     })
 }
 
-/// The level of the BFC allocators that a probe sees.
-fn bfc_level(probe: u8) -> Option<Level> {
+/// The level of the pools that a probe sees, of those without totals.
+fn pool_level(probe: u8) -> Option<Level> {
     match probe {
+        probe::CUPY_MALLOC | probe::CUPY_FREE => Some(Level::Cupy),
+        probe::ARENA_ALLOC | probe::ARENA_FREE => Some(Level::Onnxruntime),
         probe::BFC_TENSORFLOW => Some(Level::Tensorflow),
         probe::BFC_JAX => Some(Level::Jax),
         _ => None,

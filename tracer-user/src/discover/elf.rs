@@ -105,12 +105,15 @@ pub struct Elf {
     cache: ReadCache<File>,
     segments: Vec<Segment>,
     symbols: HashMap<Pattern, Symbol>,
-    sections: HashMap<String, u64>,
+    sections: HashMap<String, (u64, Range)>,
     exported: Option<Table>,
     local: Option<Table>,
     /// What tells its contents from others, if only likely.
     identity: Vec<u8>,
 }
+
+/// Bytes of a section that are read at once: a multiple of the size of every kind of entry.
+pub const SECTION_PIECE: usize = 3 << 18;
 
 /// Bytes of a symbol table from which on it is worth remembering what was found in it.
 const LARGE_TABLE: u64 = 4 << 20;
@@ -142,7 +145,10 @@ impl Elf {
             .collect();
         let sections = elf
             .sections()
-            .filter_map(|section| Some((section.name().ok()?.to_owned(), section.address())))
+            .filter_map(|section| {
+                let (offset, size) = section.file_range()?;
+                Some((section.name().ok()?.to_owned(), (section.address(), Range { offset, size })))
+            })
             .collect();
         let identity = match elf.build_id() {
             Ok(Some(id)) => id.to_vec(),
@@ -185,7 +191,18 @@ impl Elf {
         Ok(found)
     }
 
-    /// The same, but first among the exported ones, which are fewer.
+    /// Looks up every function that one pattern allows, exported or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ElfError::Read`] if the table cannot be read.
+    pub fn all_local(&self, pattern: Pattern) -> Result<Vec<Symbol>, ElfError> {
+        let Some(table) = self.local else { return Ok(Vec::new()) };
+        symbols::find_all(&self.file, &table, pattern)
+            .map_err(|source| ElfError::Read { path: self.path.clone(), source })
+    }
+
+    /// The same as [`Self::local`], but first among the exported ones, which are fewer.
     ///
     /// # Errors
     ///
@@ -214,7 +231,34 @@ impl Elf {
 
     /// Virtual address of a section.
     pub fn section(&self, name: &str) -> Option<u64> {
-        self.sections.get(name).copied().filter(|&address| address != 0)
+        self.sections.get(name).map(|(address, _)| *address).filter(|&address| address != 0)
+    }
+
+    /// Hands the bytes of a section to `see` in pieces: the virtual address of each, and its bytes with up
+    /// to `overlap` of those that follow. Nothing, if there is no such section.
+    ///
+    /// # Errors
+    ///
+    /// [`ElfError::Read`] if it cannot be read.
+    pub fn for_section(
+        &self,
+        name: &str,
+        overlap: usize,
+        mut see: impl FnMut(u64, &[u8]),
+    ) -> Result<(), ElfError> {
+        let Some(&(address, range)) = self.sections.get(name) else { return Ok(()) };
+        symbols::windows(&self.file, range, SECTION_PIECE, overlap, |start, bytes| {
+            see(address.wrapping_add(start), bytes);
+        })
+        .map_err(|source| ElfError::Read { path: self.path.clone(), source })
+    }
+
+    /// Whether there is code at a virtual address.
+    pub fn is_code(&self, address: u64) -> bool {
+        self.segments.iter().any(|segment| {
+            let into = address.checked_sub(segment.address);
+            segment.executable && into.is_some_and(|into| into < segment.file_size)
+        })
     }
 
     /// Offset in the file of a virtual address.

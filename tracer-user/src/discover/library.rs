@@ -33,14 +33,24 @@ pub enum LibraryKind {
     Tensorflow,
     /// JAX's plugin for CUDA, which has its own.
     Jax,
+    /// CuPy's module with its memory pool.
+    Cupy,
+    /// ONNX Runtime, as a library or as Python's module.
+    Onnxruntime,
     /// The dynamic loader.
     Loader,
 }
 
 impl LibraryKind {
-    /// By file name.
-    pub fn of(file_name: &str) -> Option<Self> {
+    /// By file name, and where that says little, by the folders.
+    pub fn of(path: &Path) -> Option<Self> {
+        let file_name = path.file_name()?.to_str()?;
         match file_name {
+            name if name.starts_with("memory.cpython-") => {
+                path.parent()?.ends_with("cupy/cuda").then_some(Self::Cupy)
+            }
+            name if name.starts_with("libonnxruntime.so") => Some(Self::Onnxruntime),
+            name if name.starts_with("onnxruntime_pybind11_state.") => Some(Self::Onnxruntime),
             "libc10.so" => Some(Self::TorchC10),
             "libc10_cuda.so" => Some(Self::TorchCuda),
             "xla_cuda_plugin.so" => Some(Self::Jax),
@@ -59,6 +69,8 @@ impl LibraryKind {
         match self {
             Self::Tensorflow => Some(Level::Tensorflow),
             Self::Jax => Some(Level::Jax),
+            Self::Cupy => Some(Level::Cupy),
+            Self::Onnxruntime => Some(Level::Onnxruntime),
             _ => None,
         }
     }
@@ -103,7 +115,7 @@ pub fn mapped(files: &[MappedFile]) -> Vec<LibraryFile> {
         .filter(|file| file.ranges.iter().any(|range| range.executable))
         .filter_map(|file| {
             Some(LibraryFile {
-                kind: LibraryKind::of(&file.file_name())?,
+                kind: LibraryKind::of(&file.path.with_file_name(file.file_name()))?,
                 path: file.path.clone(),
                 open_path: file.open_path.clone(),
                 mapped: true,
@@ -127,6 +139,7 @@ pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Ve
             found.push(LibraryFile { kind, path, open_path, mapped: false, inode: metadata.ino() });
         }
     };
+    let suffix = format!("cpython-3{}-x86_64-linux-gnu.so", python_minor.unwrap_or_default());
     for folder in
         python_minor.map(|minor| import_path(pid, minor, &environment)).unwrap_or_default()
     {
@@ -141,6 +154,9 @@ pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Ve
         for runtime in RUNTIMES {
             consider(LibraryKind::Runtime, folder.join(runtime));
         }
+        consider(LibraryKind::Cupy, folder.join(format!("cupy/cuda/memory.{suffix}")));
+        let module = format!("onnxruntime/capi/onnxruntime_pybind11_state.{suffix}");
+        consider(LibraryKind::Onnxruntime, folder.join(module));
     }
     for folder in environment.folders("LD_LIBRARY_PATH").into_iter().chain(system_folders(pid)) {
         consider(LibraryKind::Driver, folder.join("libcuda.so.1"));
@@ -290,8 +306,12 @@ mod tests {
             ("libtensorflow_framework.so.2", Some(LibraryKind::Tensorflow)),
             ("libtensorflow_cc.so.2", None),
             ("xla_cuda_plugin.so", Some(LibraryKind::Jax)),
+            ("/x/cupy/cuda/memory.cpython-311-x86_64-linux-gnu.so", Some(LibraryKind::Cupy)),
+            ("/x/other/cuda/memory.cpython-311-x86_64-linux-gnu.so", None),
+            ("libonnxruntime.so.1.31.1", Some(LibraryKind::Onnxruntime)),
+            ("libonnxruntime_providers_cuda.so", None),
         ] {
-            assert_eq!(LibraryKind::of(name), kind, "{name}");
+            assert_eq!(LibraryKind::of(Path::new(name)), kind, "{name}");
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Everything read here comes from a traced process and is hostile: reads are bounded, nothing
 //! panics, and a file is opened through the mapping that the process itself has of it.
 
+pub mod arena;
 pub mod bfc;
 pub mod elf;
 pub mod entry;
@@ -12,5 +13,8 @@ pub mod memory;
 pub mod plan;
 pub mod process;
 pub mod python;
+mod returns;
+mod rtti;
 mod symbol_cache;
 pub mod symbols;
+mod unwind;

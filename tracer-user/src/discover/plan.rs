@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tracer_common::wire::{probe, trace_facts};
 
 use super::{
+    arena::{self, Allocating},
     bfc,
     elf::Elf,
     entry::{ENTRY_BYTES, choose},
@@ -13,7 +14,7 @@ use super::{
     symbols::Pattern,
 };
 use crate::{
-    bpf::{Place, Program},
+    bpf::{Place, PoolFunction, Program},
     model::{Coverage, DriverCall},
 };
 
@@ -77,6 +78,12 @@ const BFC_ADD_TRACE_ME: &str =
 /// `tsl::BFCAllocator::Name()`.
 const BFC_NAME: &str = "_ZN3tsl12BFCAllocator4NameB5cxx11Ev";
 
+/// `SingleDeviceMemoryPool.malloc` of CuPy: CuPy itself calls a clone of it.
+const CUPY_MALLOC: &str = "_ZL59__pyx_f_4cupy_4cuda_6memory_22SingleDeviceMemoryPool_mallocP52__pyx_obj_4cupy_4cuda_6memory_SingleDeviceMemoryPoolmi";
+
+/// `PooledMemory.free`, which the end of a `PooledMemory` calls as well.
+const CUPY_FREE: &str = "_ZL47__pyx_f_4cupy_4cuda_6memory_12PooledMemory_freeP42__pyx_obj_4cupy_4cuda_6memory_PooledMemoryi";
+
 /// The method that begins to use a private pool, of a CUDA graph or of the user's.
 const POOL_BEGINS: &str =
     "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator19beginAllocateToPool";
@@ -115,25 +122,29 @@ fn functions(kind: LibraryKind, extras: Extras) -> Vec<(&'static str, Vec<Progra
             let mut hooks = vec![
                 (
                     "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
-                    vec![Program::Torch(probe::TORCH_REPORT)],
+                    vec![Program::Hook(probe::TORCH_REPORT)],
                 ),
                 (
                     "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
-                    vec![Program::Torch(probe::TORCH_OUT_OF_MEMORY)],
+                    vec![Program::Hook(probe::TORCH_OUT_OF_MEMORY)],
                 ),
             ];
             if extras.cpu {
                 hooks.extend([
                     (
                         "_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm",
-                        vec![Program::Torch(probe::TORCH_CPU_NEW)],
+                        vec![Program::Hook(probe::TORCH_CPU_NEW)],
                     ),
                     ("_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv", vec![Program::TorchCpuDelete]),
                 ]);
             }
             hooks
         }
-        LibraryKind::TorchCuda | LibraryKind::Tensorflow | LibraryKind::Jax => Vec::new(),
+        LibraryKind::TorchCuda
+        | LibraryKind::Tensorflow
+        | LibraryKind::Jax
+        | LibraryKind::Cupy
+        | LibraryKind::Onnxruntime => Vec::new(),
         LibraryKind::Loader => vec![("_dl_debug_state", vec![Program::LibrariesChanged])],
     }
 }
@@ -164,6 +175,8 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
         LibraryKind::TorchCuda => plan.add_native_allocator(&elf),
         LibraryKind::Tensorflow => plan.add_bfc(&elf, probe::BFC_TENSORFLOW),
         LibraryKind::Jax => plan.add_bfc(&elf, probe::BFC_JAX),
+        LibraryKind::Cupy => plan.add_cupy(&elf),
+        LibraryKind::Onnxruntime => plan.add_arena(&elf),
         _ => {}
     }
     (plan.sites, plan.gaps)
@@ -172,6 +185,10 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
 /// What is missed without `record_trace`.
 const STRIPPED: &str = "no such symbol: sizes asked for are unknown, and segments from before attach that \
                         are returned show at the pool's next report";
+
+/// What is missed without the functions of a pool.
+const POOL_STRIPPED: &str =
+    "no such symbol: this pool's blocks are not seen, only what it takes from the driver";
 
 /// The plan for a library in the making.
 struct Plan<'a> {
@@ -217,8 +234,7 @@ impl Plan<'_> {
             Err(error) => return self.miss(BFC_ADD_TRACE_ME, error.to_string()),
         };
         let Some(hook) = found.get(&patterns[0]) else {
-            let why = "no such symbol: this pool's blocks are not seen, only what it takes from the driver";
-            return self.miss(BFC_ADD_TRACE_ME, why.to_owned());
+            return self.miss(BFC_ADD_TRACE_ME, POOL_STRIPPED.to_owned());
         };
         let name_offset = found
             .get(&patterns[1])
@@ -234,8 +250,54 @@ impl Plan<'_> {
         self.add(elf, BFC_ADD_TRACE_ME, hook.address, vec![program]);
     }
 
+    /// CuPy's functions are compiled C with every symbol; exceptions of Python's leave them by a null.
+    fn add_cupy(&mut self, elf: &Elf) {
+        let malloc = PoolFunction { probe: probe::CUPY_MALLOC, name_offset: 0 };
+        let malloc = vec![Program::PoolEntry(malloc), Program::PoolReturn(malloc)];
+        let free = vec![Program::Hook(probe::CUPY_FREE)];
+        for (name, programs) in [(CUPY_MALLOC, malloc), (CUPY_FREE, free)] {
+            match elf.all_local(Pattern::Clones(name)) {
+                Ok(found) if found.is_empty() => self.miss(name, POOL_STRIPPED.to_owned()),
+                Ok(found) => {
+                    for symbol in found {
+                        self.add(elf, &symbol.name, symbol.address, programs.clone());
+                    }
+                }
+                Err(error) => self.miss(name, error.to_string()),
+            }
+        }
+    }
+
+    fn add_arena(&mut self, elf: &Elf) {
+        const CLASS: &str = "onnxruntime::BFCArena";
+        let arena = match arena::find(elf) {
+            Ok(arena) => arena,
+            Err(why) => return self.miss(CLASS, why),
+        };
+        let function = PoolFunction { probe: probe::ARENA_ALLOC, name_offset: arena::NAME_OFFSET };
+        for Allocating { name, entry, exits } in arena.allocating {
+            let name = format!("{CLASS}::{name}");
+            self.add(elf, &name, entry, vec![Program::PoolEntry(function)]);
+            for exit in exits {
+                let note = format!(
+                    "`ret` at +{:#x}: it throws, so its return is left alone",
+                    exit - entry
+                );
+                let place = elf.file_offset(exit).map(|offset| (offset, note));
+                self.add_at(&name, place, vec![Program::PoolExit(function)]);
+            }
+        }
+        let free = vec![Program::Hook(probe::ARENA_FREE)];
+        self.add(elf, &format!("{CLASS}::Free"), arena.free, free);
+    }
+
     fn add(&mut self, elf: &Elf, symbol: &str, address: u64, programs: Vec<Program>) {
-        match site(elf, address, self.library.mapped) {
+        self.add_at(symbol, site(elf, address, self.library.mapped), programs);
+    }
+
+    /// `place`: the offset in the file, and why there.
+    fn add_at(&mut self, symbol: &str, place: Option<(u64, String)>, programs: Vec<Program>) {
+        match place {
             Some((offset, note)) => self.sites.push(ProbeSite {
                 programs,
                 library: self.library.path.clone(),

@@ -37,13 +37,15 @@ pub enum Pattern {
     Exact(&'static str),
     /// A function whose name begins like this.
     Prefix(&'static str),
+    /// A function of this name, and every copy that the compiler has made of it for constant arguments.
+    Clones(&'static str),
 }
 
 impl Pattern {
     /// The name or its beginning.
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Exact(text) | Self::Prefix(text) => text,
+            Self::Exact(text) | Self::Prefix(text) | Self::Clones(text) => text,
         }
     }
 
@@ -53,8 +55,16 @@ impl Pattern {
             Self::Exact(_) => rest.first() == Some(&0),
             // Not `….cold` or `….part.0`, which are pieces of a function.
             Self::Prefix(_) => !rest.iter().take_while(|&&byte| byte != 0).any(|&b| b == b'.'),
+            Self::Clones(_) => is_clone(rest),
         }
     }
+}
+
+/// Whether a name that goes on like this is that of the whole function: nothing, or `.constprop.306`.
+fn is_clone(rest: &[u8]) -> bool {
+    let rest = rest.split(|&byte| byte == 0).next().unwrap_or_default();
+    let number = rest.strip_prefix(b".constprop.");
+    rest.is_empty() || number.is_some_and(|number| number.iter().all(u8::is_ascii_digit))
 }
 
 /// A range of a file.
@@ -85,10 +95,33 @@ pub fn find(
     table: &Table,
     patterns: &[Pattern],
 ) -> io::Result<HashMap<Pattern, Symbol>> {
-    let names = places(file, table.strings, patterns)?;
     let mut found = HashMap::new();
+    each(file, table, patterns, |pattern, symbol| {
+        found.entry(pattern).or_insert(symbol);
+    })?;
+    Ok(found)
+}
+
+/// Every defined symbol that a pattern allows, in the order of the table.
+///
+/// # Errors
+///
+/// As [`find`].
+pub fn find_all(file: &File, table: &Table, pattern: Pattern) -> io::Result<Vec<Symbol>> {
+    let mut found = Vec::new();
+    each(file, table, &[pattern], |_, symbol| found.push(symbol))?;
+    Ok(found)
+}
+
+fn each(
+    file: &File,
+    table: &Table,
+    patterns: &[Pattern],
+    mut see: impl FnMut(Pattern, Symbol),
+) -> io::Result<()> {
+    let names = places(file, table.strings, patterns)?;
     if names.is_empty() {
-        return Ok(found);
+        return Ok(());
     }
     let chunk = CHUNK / SYMBOL_BYTES * SYMBOL_BYTES;
     windows(file, table.symbols, chunk, 0, |start, bytes| {
@@ -96,11 +129,10 @@ pub fn find(
         for (index, entry) in (first..).zip(bytes.chunks_exact(SYMBOL_BYTES)) {
             let Some((pattern, name)) = names.get(&le_u32(&entry[..4])) else { continue };
             if let Some(symbol) = symbol(entry, index, *pattern, name) {
-                found.entry(*pattern).or_insert(symbol);
+                see(*pattern, symbol);
             }
         }
-    })?;
-    Ok(found)
+    })
 }
 
 /// The symbol at a place in the table, if it is there and fits the pattern: what [`find`] would say of
@@ -162,7 +194,7 @@ fn places(
 }
 
 /// Reads a range in pieces of `step` bytes, each with up to `overlap` bytes of what follows it.
-fn windows(
+pub(super) fn windows(
     file: &File,
     range: Range,
     step: usize,
@@ -185,7 +217,7 @@ fn le_u32(bytes: &[u8]) -> u32 {
     bytes.try_into().map_or(0, u32::from_le_bytes)
 }
 
-fn le_u64(bytes: &[u8]) -> u64 {
+pub(super) fn le_u64(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
@@ -240,6 +272,7 @@ mod tests {
                 let expected = names.iter().position(|(name, section, kind)| *section != 0 && match pattern {
                     Pattern::Exact(text) => name == text,
                     Pattern::Prefix(text) => name.starts_with(text) && !name[text.len()..].contains('.') && *kind == STT_FUNC,
+                    Pattern::Clones(_) => unreachable!(),
                 });
                 let address = found.get(&pattern).map(|symbol| symbol.address);
                 prop_assert_eq!(address, expected.map(|index| 0x1000 + index as u64));
@@ -253,6 +286,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn clones_of_a_function_but_no_pieces_of_it() {
+        let names = [
+            "f",
+            "f.constprop.3",
+            "f.constprop.12.cold",
+            "f.cold.4",
+            "f.part.0",
+            "fg",
+            "f.constprop.x",
+        ]
+        .map(|name| (name.to_owned(), 1, STT_FUNC));
+        let (file, table) = table(&names);
+        let found = find_all(&file, &table, Pattern::Clones("f")).unwrap();
+        let found: Vec<&str> = found.iter().map(|symbol| symbol.name.as_str()).collect();
+        assert_eq!(found, ["f", "f.constprop.3"]);
     }
 
     #[test]

@@ -445,9 +445,15 @@ impl Ledger {
 
     /// Gives a pool the driver memory that its block lies in.
     fn claim(&mut self, address: u64, size: u64, id: PoolId, time_ns: u64) {
-        let device = self.pools.entry(id).device;
+        let pool = self.pools.entry(id);
+        let mut device = pool.device;
         if let Some((start, mut block)) = self.driver.claim(address) {
             let memory = &mut block.memory;
+            // Blocks that are there already are counted without the device.
+            if device.is_none() && !pool.seen() {
+                pool.device = memory.device;
+                device = memory.device;
+            }
             if device.is_some() && memory.device != device {
                 let to = Memory { device, ..*memory };
                 self.sites.move_block(&site(memory), site(&to), memory.size, time_ns);

@@ -112,7 +112,8 @@ impl Pool {
             self.lost_bytes -= signed;
             return true;
         }
-        let covered = self.before.allocated_bytes >= size;
+        // Some pools do not tell the size; what they had before is not known either, so there is none.
+        let covered = size > 0 && self.before.allocated_bytes >= size;
         self.before.allocated_bytes = self.before.allocated_bytes.saturating_sub(size);
         covered
     }

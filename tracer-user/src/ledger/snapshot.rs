@@ -41,10 +41,9 @@ impl Ledger {
             reserved_bytes: total(|pool| pool.before().reserved_bytes),
         };
         let untraced = signed(Pool::untraced_reserved);
-        // Only PyTorch has a call that returns it.
         let releasable = pools
             .iter()
-            .filter(|(level, _)| *level == Level::Pytorch)
+            .filter(|(level, _)| gives_back(*level))
             .map(|(_, pool)| pool.releasable())
             .sum();
         let reported: Vec<_> = pools.iter().filter_map(|(_, pool)| pool.reported()).collect();
@@ -90,7 +89,13 @@ impl Pool {
             traced_bytes,
             traced_blocks,
             traced_segment_bytes: self.segment_bytes(),
-            keeps_reserve: level != Level::Pytorch,
+            keeps_reserve: matches!(level, Level::Tensorflow | Level::Jax),
         }
     }
+}
+
+/// Whether the user can make a pool return the segments that no block needs: `empty_cache()`,
+/// `free_all_blocks()`.
+fn gives_back(level: Level) -> bool {
+    matches!(level, Level::Pytorch | Level::Cupy)
 }

@@ -60,6 +60,10 @@ pub enum Level {
     Tensorflow,
     /// JAX's BFC allocators.
     Jax,
+    /// CuPy's memory pools.
+    Cupy,
+    /// ONNX Runtime's arenas.
+    Onnxruntime,
 }
 
 impl Level {
@@ -72,6 +76,8 @@ impl Level {
             Self::Pytorch => "pytorch",
             Self::Tensorflow => "tensorflow",
             Self::Jax => "jax",
+            Self::Cupy => "cupy",
+            Self::Onnxruntime => "onnxruntime",
         }
     }
 }
@@ -81,7 +87,7 @@ impl Level {
 pub struct PoolId {
     /// The level of its blocks, one of a pool.
     pub level: Level,
-    /// PyTorch: the index of the device. Others: the address of the allocator.
+    /// PyTorch, CuPy: the index of the device. Others: the address of the allocator.
     pub instance: u64,
 }
 
@@ -91,10 +97,15 @@ impl PoolId {
         Self { level: Level::Pytorch, instance: device.0 as u64 }
     }
 
+    /// CuPy's pools of a device.
+    pub const fn cupy(device: Device) -> Self {
+        Self { level: Level::Cupy, instance: device.0 as u64 }
+    }
+
     /// The device, if the id tells it.
     pub fn device(self) -> Option<Device> {
-        let index = (self.level == Level::Pytorch).then_some(self.instance)?;
-        u8::try_from(index).ok().map(Device)
+        let is_told = matches!(self.level, Level::Pytorch | Level::Cupy);
+        u8::try_from(self.instance).ok().filter(|_| is_told).map(Device)
     }
 }
 

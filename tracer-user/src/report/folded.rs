@@ -65,7 +65,7 @@ pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> 
 /// Whether this level is a pool's, which cuts its blocks out of the driver's.
 pub(super) fn is_pool(level: Level) -> bool {
     match level {
-        Level::Pytorch | Level::Tensorflow | Level::Jax => true,
+        Level::Pytorch | Level::Tensorflow | Level::Jax | Level::Cupy | Level::Onnxruntime => true,
         Level::Driver | Level::Pinned | Level::Cpu => false,
     }
 }
@@ -74,8 +74,8 @@ pub(super) fn is_pool(level: Level) -> bool {
 pub(super) fn is_host(site: &Site) -> bool {
     match site.level {
         Level::Pinned | Level::Cpu => true,
-        Level::Tensorflow | Level::Jax => site.device.is_none(),
-        Level::Driver | Level::Pytorch => false,
+        Level::Tensorflow | Level::Jax | Level::Onnxruntime => site.device.is_none(),
+        Level::Driver | Level::Pytorch | Level::Cupy => false,
     }
 }
 

@@ -101,7 +101,7 @@ fn write_process(
         device::write(device, out)?;
     }
     gpu::write(process, out)?;
-    for pool in process.pools.iter().filter(|pool| pool.keeps_reserve) {
+    for pool in process.pools.iter().filter(|pool| pool.level != Level::Pytorch) {
         pool::write(pool, out)?;
     }
     write_holders(process, options, exact, names, out)?;
@@ -110,6 +110,7 @@ fn write_process(
         (Level::Cpu, "tensors in host memory"),
         (Level::Tensorflow, "TensorFlow's pools in host memory"),
         (Level::Jax, "JAX's pools in host memory"),
+        (Level::Onnxruntime, "ONNX Runtime's arenas in host memory, or of an unknown device"),
     ] {
         write_host(process, level, title, options, names, out)?;
     }

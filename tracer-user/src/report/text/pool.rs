@@ -1,4 +1,4 @@
-//! A pool that is not the only one of its device, or has no calls that return its memory.
+//! A pool besides PyTorch's, which is what its device has.
 
 use std::io;
 
@@ -33,5 +33,8 @@ pub(super) fn write(pool: &PoolSnapshot, out: &mut impl io::Write) -> io::Result
         }
     }
     line.write(out)?;
-    writeln!(out, "    keeps its reserve until the process ends")
+    if pool.keeps_reserve {
+        writeln!(out, "    keeps its reserve until the process ends")?;
+    }
+    Ok(())
 }
