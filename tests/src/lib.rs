@@ -14,6 +14,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tracer_user::discover::library::{LibraryFile, LibraryKind};
+
 /// The interpreter of the sandbox with the current PyTorch.
 ///
 /// # Panics
@@ -70,6 +72,37 @@ fn variable(name: &str) -> PathBuf {
     match env::var_os(name) {
         Some(value) => value.into(),
         None => panic!("{name} is not set: run the tests by `cargo xtask test`"),
+    }
+}
+
+/// Where an environment has its packages, given its interpreter.
+///
+/// # Panics
+///
+/// When it has none.
+pub fn packages(python: &Path) -> PathBuf {
+    let lib = python.with_file_name("../lib");
+    let folders = std::fs::read_dir(&lib).into_iter().flatten().flatten();
+    let mut found = folders.map(|entry| entry.path().join("site-packages"));
+    match found.find(|folder| folder.exists()) {
+        Some(folder) => folder,
+        None => panic!("no packages below `{}`", lib.display()),
+    }
+}
+
+/// The library of a kind in a folder.
+///
+/// # Panics
+///
+/// When there is none.
+pub fn library_in(folder: &Path, kind: LibraryKind) -> LibraryFile {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    match paths.find(|path| LibraryKind::of(path) == Some(kind)) {
+        Some(path) => {
+            LibraryFile { kind, path: path.clone(), open_path: path, mapped: true, inode: 0 }
+        }
+        None => panic!("no {kind:?} in `{}`", folder.display()),
     }
 }
 

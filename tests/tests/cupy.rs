@@ -4,14 +4,14 @@ use std::{fs, path::Path};
 
 use cudatrace_tests::{
     child::Talker,
-    list, simulated_driver,
+    library_in, list, packages, simulated_driver,
     trace::{Trace, device, number, only_process},
     workload,
 };
 use tracer_user::{
     bpf::LoadOptions,
     discover::{
-        library::{LibraryFile, LibraryKind},
+        library::LibraryKind,
         plan::{Extras, for_library},
     },
     model::{Device, Level, PoolSnapshot, Snapshot},
@@ -110,15 +110,7 @@ fn attached_late() {
 #[test]
 fn the_plan() {
     for python in list("CUDATRACE_CUPY_PYTHONS") {
-        let packages = python.with_file_name("../lib");
-        let folder = fs::read_dir(packages).unwrap().next().unwrap().unwrap().path();
-        let modules = fs::read_dir(folder.join("site-packages/cupy/cuda")).unwrap();
-        let path = modules
-            .map(|entry| entry.unwrap().path())
-            .find(|path| LibraryKind::of(path) == Some(LibraryKind::Cupy))
-            .unwrap();
-        let (kind, open_path) = (LibraryKind::Cupy, path.clone());
-        let library = LibraryFile { kind, path, open_path, mapped: true, inode: 0 };
+        let library = library_in(&packages(&python).join("cupy/cuda"), LibraryKind::Cupy);
         let (sites, gaps) = for_library(&library, Extras::default());
         assert!(gaps.is_empty(), "{gaps:?}");
         for name in ["SingleDeviceMemoryPool_malloc", "PooledMemory_free"] {

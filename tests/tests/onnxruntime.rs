@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use cudatrace_tests::{
     child::Talker,
-    list,
+    library_in, list, packages,
     trace::{Trace, only_process},
     workload,
 };
@@ -12,7 +12,7 @@ use serde_json::Value;
 use tracer_user::{
     bpf::LoadOptions,
     discover::{
-        library::{LibraryFile, LibraryKind},
+        library::LibraryKind,
         plan::{Extras, for_library},
     },
     model::{Level, ProcessSnapshot},
@@ -114,11 +114,12 @@ fn attached_late() {
 /// The arena's functions in builds with and without CUDA.
 #[test]
 fn the_plan() {
-    for path in list("CUDATRACE_ONNXRUNTIME_LIBRARIES") {
-        let kind = LibraryKind::of(&path).unwrap();
-        assert_eq!(kind, LibraryKind::Onnxruntime);
-        let open_path = path.clone();
-        let library = LibraryFile { kind, path, open_path, mapped: true, inode: 0 };
+    let of_gpu = list("CUDATRACE_ONNXRUNTIME_LIBRARIES").into_iter();
+    let of_gpu = of_gpu.map(|path| path.parent().unwrap().to_owned());
+    let of_cpu = list("CUDATRACE_ONNXRUNTIME_PYTHONS").into_iter();
+    let of_cpu = of_cpu.map(|python| packages(&python).join("onnxruntime/capi"));
+    for folder in of_gpu.chain(of_cpu) {
+        let library = library_in(&folder, LibraryKind::Onnxruntime);
         let (sites, gaps) = for_library(&library, Extras::default());
         assert!(gaps.is_empty(), "{gaps:?}");
         let names: BTreeSet<_> = sites.iter().map(|site| site.symbol.as_str()).collect();

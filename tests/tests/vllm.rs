@@ -53,7 +53,8 @@ fn the_memory_that_is_held() {
 /// What the line that allocates holds, and how often it has allocated.
 fn check_line(snapshot: &Snapshot, live: u64, calls: u64) {
     let source = std::fs::read_to_string(workload("vllm_cumem.py")).unwrap();
-    let line = source.lines().position(|line| line.contains("# the user's line")).unwrap() as u32 + 1;
+    let line =
+        source.lines().position(|line| line.contains("# the user's line")).unwrap() as u32 + 1;
     let sites: Vec<_> = only_process(snapshot)
         .sites
         .iter()

@@ -10,8 +10,8 @@ use tracer_common::wire::{
 
 use super::*;
 use crate::model::{
-    AllocatorTotals, CodeAddress, CodeId, Device, DriverCall, EventKind, Phase, Pid, PoolFacts,
-    PoolId, StackId, StackRef,
+    AllocatorTotals, CodeAddress, CodeId, Device, DriverCall, EventKind, Level, Phase, Pid,
+    PoolFacts, PoolId, StackId, StackRef,
 };
 
 fn header(tag: u16, detail: u16) -> RecordHeader {
@@ -69,6 +69,21 @@ fn an_event_of_pytorch_has_device_and_totals() {
     assert_eq!(alloc.stack, StackRef::Id(StackId(9)));
     let free = memory(&MemoryEvent { size: -512, ..event() });
     assert_eq!((free.kind, free.size), (EventKind::PoolFree(facts), 512));
+}
+
+#[test]
+fn pools_without_totals_are_told_by_device_or_address() {
+    let facts = |pool| PoolFacts { pool, totals: None, requested: None };
+    let of_cupy = facts(PoolId::cupy(Device(1)));
+    let alloc = memory(&MemoryEvent { probe: probe::CUPY_MALLOC, ..event() });
+    assert_eq!((alloc.kind, alloc.size), (EventKind::PoolAlloc(of_cupy), 512));
+    let free = memory(&MemoryEvent { probe: probe::CUPY_FREE, size: -512, ..event() });
+    assert_eq!((free.kind, free.size), (EventKind::PoolFree(of_cupy), 512));
+    let arena = facts(PoolId { level: Level::Onnxruntime, instance: 1024 });
+    let alloc = memory(&MemoryEvent { probe: probe::ARENA_ALLOC, device: -1, ..event() });
+    assert_eq!((alloc.kind, alloc.size), (EventKind::PoolAlloc(arena), 512));
+    let free = memory(&MemoryEvent { probe: probe::ARENA_FREE, device: -1, size: 0, ..event() });
+    assert_eq!((free.kind, free.size), (EventKind::PoolFree(arena), 0));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::{
 /// Classes, as `typeid` names them.
 const CLASSES: [&str; 2] = ["N11onnxruntime8BFCArenaE", "N11onnxruntime19StreamAwareBFCArenaE"];
 
-/// Places in the table of `onnxruntime::IAllocator` (1.23 to 1.32), behind two destructors.
+/// Places in the table of `onnxruntime::IAllocator` (1.31), behind two destructors.
 mod slot {
     pub const ALLOC: usize = 2;
     pub const IS_STREAM_AWARE: usize = 3;

@@ -107,13 +107,16 @@ impl Pool {
         if self.is_late {
             return true;
         }
+        // A pool that does not tell the size tells no totals: nothing is known to have been there.
+        if size == 0 {
+            return false;
+        }
         let signed = i64::try_from(size).unwrap_or(i64::MAX);
         if self.lost_bytes >= signed {
             self.lost_bytes -= signed;
             return true;
         }
-        // Some pools do not tell the size; what they had before is not known either, so there is none.
-        let covered = size > 0 && self.before.allocated_bytes >= size;
+        let covered = self.before.allocated_bytes >= size;
         self.before.allocated_bytes = self.before.allocated_bytes.saturating_sub(size);
         covered
     }

@@ -699,7 +699,11 @@ fn page_locked_memory_is_no_device_memory() {
 
 /// An event of a BFC allocator: a block of `size` bytes.
 fn bfc(model: &mut Model, instance: u64, address: u64, size: u64, stack: Option<u32>) {
-    let pool = PoolId { level: Level::Tensorflow, instance };
+    untold(model, PoolId { level: Level::Tensorflow, instance }, address, size, stack);
+}
+
+/// An event of a pool that tells no totals.
+fn untold(model: &mut Model, pool: PoolId, address: u64, size: u64, stack: Option<u32>) {
     let facts = PoolFacts { pool, totals: None, requested: Some(size) };
     let kind = match stack {
         Some(_) => EventKind::PoolAlloc(facts),
@@ -760,4 +764,28 @@ fn what_a_late_pool_had_before_is_not_known() {
     assert_eq!((device.allocated_bytes, device.before_attach), (None, None));
     assert_eq!(model.ledger.pools()[0].traced_bytes, 100);
     assert_eq!(model.ledger.accuracy(), Accuracy::default(), "a block from before may go");
+}
+
+#[test]
+fn an_arena_is_of_the_device_that_its_first_block_lies_in() {
+    let mut model = attached();
+    let arena = |instance| PoolId { level: Level::Onnxruntime, instance };
+    model.ledger.define_pool(arena(0xa), "Cuda".to_owned());
+    model.ledger.define_pool(arena(0xb), "Cpu".to_owned());
+    model.call(0, "cuDevicePrimaryCtxRetain", Phase::Done, 0xc1, 0, 1, 0);
+    model.call(0, "cuCtxSetCurrent", Phase::Done, 0xc1, 0, 0, 0);
+    model.driver_alloc(0, 0x10_0000, 1000, 1);
+    untold(&mut model, arena(0xa), 0x10_0000, 100, Some(2));
+    untold(&mut model, arena(0xb), 0x7000, 7, Some(3));
+    // Frees do not tell the size.
+    untold(&mut model, arena(0xb), 0x7000, 0, None);
+    let pools = model.ledger.pools();
+    let [host, of_device] = &pools[..] else { panic!("{pools:?}") };
+    assert_eq!((host.device, host.allocated_bytes, host.reserved_bytes), (None, Some(0), None));
+    assert_eq!((of_device.device, of_device.allocated_bytes), (Some(Device(1)), Some(100)));
+    let device = model.device(1).unwrap();
+    assert_eq!((device.driver_bytes, device.reserved_bytes), (1000, Some(1000)));
+    assert_eq!(model.ledger.accuracy(), Accuracy::default());
+    untold(&mut model, arena(0xb), 0x7000, 0, None);
+    assert_eq!(model.ledger.accuracy().unmatched_frees, 1);
 }
