@@ -15,8 +15,8 @@
 //! - [`probe::BFC_TENSORFLOW`], [`probe::BFC_JAX`]: `tsl::BFCAllocator::AddTraceMe(this, string_view
 //!   name, const void* chunk, int64_t requested, int64_t allocated)`: every allocation and free, with or
 //!   without a profiler. The rest of the cookie is where in the allocator its name is, 0 if not known.
-//! - [`probe::CUPY_FREE`]: `PooledMemory.free(self)`.
-//! - [`probe::ARENA_FREE`]: `onnxruntime::BFCArena::Free(this, void* p)`.
+//! - [`probe::CUPY_FREE`], CuPy's `PooledMemory.free(self)`.
+//! - [`probe::ARENA_FREE`], `onnxruntime::BFCArena::Free(this, void* p)`.
 //!
 //! Pools whose blocks are only known when a function returns are in `pool_result.rs`.
 
