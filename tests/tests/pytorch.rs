@@ -13,6 +13,27 @@ use tracer_user::{
     model::{Failure, Level, Site},
 };
 
+/// Nobody tells what was there before: neither the driver nor an allocator that keeps no totals of ours.
+#[test]
+fn what_nobody_tells_is_not_known() {
+    let python = cudatrace_tests::sandbox_python();
+    let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
+    let mut steps = Steps::start(&python, &conf);
+    let new =
+        "import torch\nnew = lambda mib: torch.empty(mib << 20, dtype=torch.uint8, device='cuda')";
+    steps.run(&format!("{new}\nold = [new(100), new(200)]"));
+    let mut trace = Trace::attach(steps.pid(), &LoadOptions::default());
+    steps.run("kept = [new(1) for _ in range(3)]\ndel old[0]");
+    let snapshot = trace.snapshot();
+    let seen = &only_process(&snapshot).devices;
+    assert_eq!(seen.iter().map(|device| device.driver_bytes).sum::<u64>(), 3 << 20);
+    assert!(seen.iter().all(|device| device.before_attach.is_none()), "{seen:?}");
+    let mut text = Vec::new();
+    tracer_user::report::write_text(&snapshot, &Default::default(), &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("what it had before is not known"), "{text}");
+}
+
 /// Blocks and segments that were there before the tracer came: what `empty_cache()` returns is gone
 /// from `reserved` at once, without any further allocation.
 #[test]

@@ -140,10 +140,14 @@ impl Format {
     }
 }
 
+/// A longer time is this one: a century.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(duration) if duration.is_zero() => Err("must be longer than 0".to_owned()),
-        Ok(duration) => Ok(duration),
+        // As good as endless, and no clock overflows.
+        Ok(duration) => Ok(duration.min(LONGEST)),
         Err(error) if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() => {
             Err(format!("{error}; for seconds write `{text}s`"))
         }
@@ -189,6 +193,7 @@ mod tests {
         assert_eq!(trace.duration, Some(Duration::from_secs(60)));
         assert_eq!(trace.min_bytes.0, 1 << 20);
         assert_eq!(trace.ring_size, 4096);
+        assert_eq!(duration("18446744073709551615s"), Ok(LONGEST));
         for wrong in
             [["--pid", "0"], ["--duration", "0s"], ["--duration", "30"], ["--ring-size", "5000"]]
         {

@@ -34,9 +34,9 @@ pub fn render(
 /// Renders to standard output.
 pub fn print(snapshot: &Snapshot, format: Format, options: &Options) -> Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    render(snapshot, format, options, &mut out)?;
-    out.flush()?;
-    Ok(())
+    render(snapshot, format, options, &mut out)
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
 }
 
 /// What writes every event to a file, a line each, as it comes.
@@ -74,6 +74,9 @@ impl OutputFile {
     /// When the folder is not there or not writable, or the path is a folder.
     pub fn create(path: &Path, format: Format) -> Result<Self> {
         let context = || format!("cannot write to `{}`", path.display());
+        if path == Path::new("-") {
+            bail!("`-` is no file: without `--output` the report goes to standard output");
+        }
         let existing = fs::metadata(path).ok();
         if let Some(metadata) = existing.as_ref().filter(|metadata| !metadata.is_file()) {
             if metadata.is_dir() {

@@ -43,6 +43,8 @@ use crate::model::{
 #[derive(Debug, Default)]
 pub struct Ledger {
     contexts: Contexts,
+    /// Everything since the driver was loaded has been seen.
+    whole: bool,
     driver: Driver,
     memory: VirtualMemory,
     pools: Pools,
@@ -76,6 +78,7 @@ impl Ledger {
     /// The driver was not loaded when the trace began: every retain of a context is seen, so the
     /// last release is known to destroy it.
     pub fn note_whole(&mut self) {
+        self.whole = true;
         self.contexts.note_whole();
     }
 

@@ -57,7 +57,7 @@ impl Ledger {
             cached_bytes: known(Pool::cached),
             releasable_bytes: if is_known { releasable } else { None },
             peak_allocated_bytes: known(Pool::peak_allocated),
-            before_attach: (is_known || pools.is_empty()).then_some(before),
+            before_attach: (is_known || (pools.is_empty() && self.whole)).then_some(before),
             lost_bytes: signed(Pool::lost_bytes),
             allocator_reported: (!reported.is_empty()).then(|| AllocatedReserved {
                 allocated_bytes: reported.iter().fold(0, |sum, t| t.allocated.saturating_add(sum)),

@@ -44,29 +44,60 @@ impl LineTable<'_> {
         let Ok(at) = u64::try_from(instruction) else {
             return u32::try_from(self.first_line).ok();
         };
-        let line = match self.kind {
-            LineTableKind::Lnotab => self.lnotab(at, complete),
-            LineTableKind::Linetable => self.linetable(at),
-            LineTableKind::Locations => self.locations(at),
-        };
-        line.and_then(|line| u32::try_from(line).ok())
+        let mut found = None;
+        self.ranges(complete, |end, line| {
+            found = line.filter(|_| at < end);
+            at >= end
+        });
+        found
     }
 
-    fn lnotab(&self, at: u64, complete: bool) -> Option<i64> {
+    /// Everything that it says, for many questions.
+    pub fn index(&self, complete: bool) -> LineIndex {
+        let mut index = LineIndex {
+            first_line: u32::try_from(self.first_line).ok(),
+            ends: Vec::new(),
+            lines: Vec::new(),
+        };
+        self.ranges(complete, |end, line| {
+            // An empty range is nobody's.
+            if index.ends.last().is_none_or(|&last| last < end) {
+                index.ends.push(end);
+                index.lines.push(line);
+            }
+            true
+        });
+        index
+    }
+
+    /// Hands every range to `see`: its end, a byte offset, and its line, if it has one. Ranges come in
+    /// order; `false` ends it.
+    fn ranges(&self, complete: bool, mut see: impl FnMut(u64, Option<u32>) -> bool) {
+        let see = |end, line: Option<i64>| see(end, line.and_then(|line| u32::try_from(line).ok()));
+        match self.kind {
+            LineTableKind::Lnotab => self.lnotab(complete, see),
+            LineTableKind::Linetable => self.linetable(see),
+            LineTableKind::Locations => {
+                self.locations(see);
+            }
+        }
+    }
+
+    fn lnotab(&self, complete: bool, mut see: impl FnMut(u64, Option<i64>) -> bool) {
         let mut address = 0u64;
         let mut line = i64::from(self.first_line);
         for pair in self.bytes.chunks_exact(2) {
             address += u64::from(pair[0]);
-            if address > at {
-                return Some(line);
+            if !see(address, Some(line)) {
+                return;
             }
             line += i64::from(pair[1] as i8);
         }
         // The last line goes on to the end of the code.
-        complete.then_some(line)
+        see(u64::MAX, complete.then_some(line));
     }
 
-    fn linetable(&self, at: u64) -> Option<i64> {
+    fn linetable(&self, mut see: impl FnMut(u64, Option<i64>) -> bool) {
         let mut end = 0u64;
         let mut line = i64::from(self.first_line);
         for pair in self.bytes.chunks_exact(2) {
@@ -75,14 +106,14 @@ impl LineTable<'_> {
             if delta != -128 {
                 line += i64::from(delta);
             }
-            if at < end {
-                return (delta != -128).then_some(line);
+            if !see(end, (delta != -128).then_some(line)) {
+                return;
             }
         }
-        None
     }
 
-    fn locations(&self, at: u64) -> Option<i64> {
+    /// `None` where it is cut or malformed.
+    fn locations(&self, mut see: impl FnMut(u64, Option<i64>) -> bool) -> Option<()> {
         let mut bytes = self.bytes.iter().copied();
         let mut end = 0u64;
         let mut line = i64::from(self.first_line);
@@ -114,11 +145,29 @@ impl LineTable<'_> {
                     true
                 }
             };
-            if at < end {
-                return has_line.then_some(line);
+            if !see(end, has_line.then_some(line)) {
+                break;
             }
         }
-        None
+        Some(())
+    }
+}
+
+/// A line table that was gone through once: a question costs a binary search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineIndex {
+    first_line: Option<u32>,
+    /// Where each range ends.
+    ends: Vec<u64>,
+    lines: Vec<Option<u32>>,
+}
+
+impl LineIndex {
+    /// What [`LineTable::line`] says.
+    pub fn line(&self, instruction: i32) -> Option<u32> {
+        let Ok(at) = u64::try_from(instruction) else { return self.first_line };
+        let range = self.ends.partition_point(|&end| end <= at);
+        self.lines.get(range).copied().flatten()
     }
 }
 
@@ -209,7 +258,11 @@ mod tests {
             complete in any::<bool>(),
         ) {
             for kind in [LineTableKind::Lnotab, LineTableKind::Linetable, LineTableKind::Locations] {
-                let _ = LineTable { kind, first_line, bytes: &bytes }.line(at, complete);
+                let table = LineTable { kind, first_line, bytes: &bytes };
+                let index = table.index(complete);
+                for at in [at, at % 1000, -1] {
+                    prop_assert_eq!(index.line(at), table.line(at, complete));
+                }
             }
         }
     }

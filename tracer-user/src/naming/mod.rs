@@ -10,7 +10,7 @@ use std::{ops::Range, sync::Arc};
 
 use rustc_hash::FxHashMap;
 
-pub use self::line_table::{LineTable, LineTableKind};
+pub use self::line_table::{LineIndex, LineTable, LineTableKind};
 use self::{
     gap::{Absence, Outer},
     intern::{Location, Locations, Stack, Stacks, Strings},

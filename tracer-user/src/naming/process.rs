@@ -7,7 +7,7 @@ use tracer_common::wire::{LINES_CHUNK, MAX_LINES_CHUNKS};
 
 use super::{
     intern::{Location, LocationIndex, Locations},
-    line_table::{LineTable, LineTableKind},
+    line_table::{LineIndex, LineTable, LineTableKind},
     modules::Modules,
 };
 use crate::{
@@ -21,6 +21,12 @@ pub(super) const KEPT_GENERATIONS: usize = 64;
 /// Code objects that are remembered. The kernel half knows 32,768 at once (`CODES`), so more than
 /// that means that records of freed ones were dropped.
 pub(super) const MAX_CODES: usize = 64 * 1024;
+
+/// Bytes of a line table from which on it is worth an index.
+const LARGE_TABLE: usize = 512;
+
+/// Indices that are kept.
+const KEPT_INDICES: usize = 8;
 
 /// A defined code object.
 #[derive(Debug)]
@@ -45,6 +51,9 @@ pub(super) struct ProcessNames {
     /// Ids by generation, the current one last. Freeing code in one process must not make another's
     /// ids old, so each process has its own.
     generations: VecDeque<Vec<StackId>>,
+    /// Line tables that were gone through, by code object and bytes of its table that were there: a
+    /// long script allocates at thousands of places of one code object.
+    indices_of_lines: VecDeque<((CodeId, usize), LineIndex)>,
     /// Stacks and code objects defined so far: the clock of [`Code::used`].
     clock: u64,
 }
@@ -57,6 +66,7 @@ impl Default for ProcessNames {
             codes: FxHashMap::default(),
             ids: FxHashMap::default(),
             generations: VecDeque::from([Vec::new()]),
+            indices_of_lines: VecDeque::new(),
             clock: 0,
         }
     }
@@ -138,8 +148,20 @@ impl ProcessNames {
         // Without the version the encoding is not known, and a wrong line is worse than none.
         let line = self.python_minor.and_then(|minor| {
             let kind = LineTableKind::of_minor(minor);
-            LineTable { kind, first_line: code.first_line, bytes: &code.table }
-                .line(frame.instruction, complete)
+            let table = LineTable { kind, first_line: code.first_line, bytes: &code.table };
+            if code.table.len() < LARGE_TABLE {
+                return table.line(frame.instruction, complete);
+            }
+            let key = (frame.code?, code.table.len());
+            let known = self.indices_of_lines.iter().position(|(other, _)| *other == key);
+            let place = known.unwrap_or_else(|| {
+                if self.indices_of_lines.len() == KEPT_INDICES {
+                    self.indices_of_lines.pop_front();
+                }
+                self.indices_of_lines.push_back((key, table.index(complete)));
+                self.indices_of_lines.len() - 1
+            });
+            self.indices_of_lines.get(place)?.1.line(frame.instruction)
         });
         locations.intern(Location {
             function: code.function.clone(),

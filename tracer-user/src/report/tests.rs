@@ -367,7 +367,7 @@ fn small_sites_are_left_out_where_asked_and_totals_stay() {
     assert_eq!(value["processes"][0]["devices"][0]["allocated_bytes"], 1_288_490_188u64);
     let mut out = Vec::new();
     write_text(&snapshot(vec![process()]), &options, &mut out).unwrap();
-    assert!(String::from_utf8(out).unwrap().contains("in 1 more lines"));
+    assert!(String::from_utf8(out).unwrap().contains("in 1 more line ("));
     let mut out = Vec::new();
     write_folded(&snapshot(vec![process()]), &options, &mut out).unwrap();
     let folded = String::from_utf8(out).unwrap();

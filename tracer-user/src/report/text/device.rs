@@ -8,7 +8,12 @@ use crate::{
     report::label::{self, number, size},
 };
 
-pub(super) fn write(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Result<()> {
+/// `running`: whether there is anybody to follow advice.
+pub(super) fn write(
+    device: &DeviceSnapshot,
+    running: bool,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
     if device.index.is_none() {
         let bytes = device.driver_bytes;
         return writeln!(out, "  driver: {} on a device that is not known", size(bytes));
@@ -21,7 +26,12 @@ pub(super) fn write(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Re
     ) else {
         let mut line = Paragraph::new(&format!("  {}:", label::device(device.index)), 4);
         line.add(" ", &format!("{} from the driver", size(device.driver_bytes)));
-        line.add_words("(no caching allocator has reported yet, or this one does not report)");
+        line.add_words(match device.before_attach {
+            Some(_) => "(no caching allocator has reported yet, or this one does not report)",
+            None => {
+                "since attach; what it had before is not known (no allocator has told its totals)"
+            }
+        });
         return line.write(out);
     };
     let bound = if device.reserved_is_upper_bound { "at most " } else { "" };
@@ -39,7 +49,7 @@ pub(super) fn write(device: &DeviceSnapshot, out: &mut impl io::Write) -> io::Re
     bytes.add(" ", &format!("peak {}", number(peak)));
     bytes.write(out)?;
 
-    if let Some(releasable) = device.releasable_bytes.filter(|&bytes| bytes > 0) {
+    if let Some(releasable) = device.releasable_bytes.filter(|&bytes| bytes > 0 && running) {
         writeln!(out, "    torch.cuda.empty_cache() would return {}", size(releasable))?;
     }
     let before = device.before_attach.unwrap_or_default();

@@ -26,15 +26,16 @@ pub(super) fn write(failures: &[Failure], out: &mut impl io::Write) -> io::Resul
 }
 
 fn is_again(a: &Failure, b: &Failure) -> bool {
-    (&a.call, a.bytes, &a.error, &a.caller, &a.site)
-        == (&b.call, b.bytes, &b.error, &b.caller, &b.site)
+    a.user_visible == b.user_visible
+        && (&a.call, a.bytes, &a.error, &a.caller, &a.site)
+            == (&b.call, b.bytes, &b.error, &b.caller, &b.site)
 }
 
 fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
     let [first, ..] = group else { return Ok(()) };
     let times = match group.len() {
         1 => String::new(),
-        count => format!(" ({} times)", number(count as u64)),
+        count => format!(" ({} calls)", number(count as u64)),
     };
     let mut line = Paragraph::new(&format!("  failed at {:.1} s{times}:", first.time_s), 4);
     line.add(" ", &format!("{} of {}:", first.call, size(first.bytes)));
@@ -46,7 +47,7 @@ fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
         line.add(" ", &format!("by {file}"));
     }
     if group.iter().all(|failure| failure.user_visible == Some(false)) {
-        line.add_words("(a second try succeeded)");
+        line.add_words("(a second try succeeded: the program was not told)");
     }
     line.write(out)
 }

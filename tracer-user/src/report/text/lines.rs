@@ -67,9 +67,11 @@ fn words(site: &Site) -> Vec<String> {
 /// The user's own line in a stack, and its function.
 pub(super) fn place(frames: &[Frame], note: Option<&str>) -> Vec<String> {
     match (user_frame(frames).or(frames.first()), note) {
-        (Some(frame), _) => {
+        (Some(frame), note) => {
             let mut words = vec![label::whole_place(frame)];
             words.extend(label::function(frame).map(|name| format!("in {name}")));
+            // Why there is no line.
+            words.extend(note.filter(|_| frame.line.is_none()).map(|note| format!("({note})")));
             words
         }
         (None, Some(note)) => vec![format!("({note})")],
@@ -143,11 +145,11 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// For these lines.
-    pub(super) fn new(lines: &[Line<'_>]) -> Self {
+    /// For these lines, and bytes that are held besides.
+    pub(super) fn new(lines: &[Line<'_>], others: u64) -> Self {
         let widths = lines.iter().map(|line| label::number(line.blocks).len());
         Self {
-            total: sum(lines.iter().map(|line| line.bytes)),
+            total: sum(lines.iter().map(|line| line.bytes)).saturating_add(others),
             blocks: widths.max().unwrap_or(0).max("blocks".len()),
         }
     }
@@ -180,7 +182,8 @@ impl Table {
         if hidden > 0 {
             let all = sum(lines.iter().map(|line| line.bytes));
             let rest = label::size(all.saturating_sub(sum(shown.iter().map(|line| line.bytes))));
-            writeln!(out, "  {rest:>10}  in {hidden} more lines (--top, --min-bytes)")?;
+            let noun = if hidden == 1 { "line" } else { "lines" };
+            writeln!(out, "  {rest:>10}  in {hidden} more {noun} (--top, --min-bytes)")?;
         }
         Ok(())
     }

@@ -98,7 +98,7 @@ fn write_process(
     about.write(out)?;
     writeln!(out, "  {}", cut(&sanitize(&process.command), 76))?;
     for device in &process.devices {
-        device::write(device, out)?;
+        device::write(device, process.state == ProcessState::Running, out)?;
     }
     gpu::write(process, out)?;
     for pool in process.pools.iter().filter(|pool| pool.level != Level::Pytorch) {
@@ -106,7 +106,7 @@ fn write_process(
     }
     write_holders(process, options, exact, names, out)?;
     for (level, title) in [
-        (Level::Pinned, "page-locked host memory"),
+        (Level::Pinned, "page-locked host memory (PyTorch keeps what its tensors free)"),
         (Level::Cpu, "tensors in host memory"),
         (Level::Tensorflow, "TensorFlow's pools in host memory"),
         (Level::Jax, "JAX's pools in host memory"),
@@ -135,7 +135,9 @@ fn write_holders(
         return writeln!(out, "  nothing that was allocated since attach is still held");
     }
     let held = if exact { "held by" } else { "held by (INCOMPLETE, see the end)" };
-    let table = lines::Table::new(&lines);
+    let before = process.devices.iter().filter_map(|device| device.before_attach);
+    let before = label::sum(before.map(|before| before.allocated_bytes));
+    let table = lines::Table::new(&lines, before);
     writeln!(out)?;
     table.write_header(held, out)?;
     let (pools, driver): (Vec<_>, Vec<_>) = lines.iter().partition(|line| is_pool(line.level));
@@ -165,7 +167,7 @@ fn write_host(
     if lines.is_empty() {
         return Ok(());
     }
-    let table = lines::Table::new(&lines);
+    let table = lines::Table::new(&lines, 0);
     writeln!(out, "\n  {title}: {}", label::size(table.total()))?;
     table.write_header("held by", out)?;
     table.write(&lines.iter().collect::<Vec<_>>(), options, names, out)
