@@ -16,7 +16,7 @@ use tracer_user::{
 /// Nobody tells what was there before: neither the driver nor an allocator that keeps no totals of ours.
 #[test]
 fn what_nobody_tells_is_not_known() {
-    let python = cudatrace_tests::sandbox_python();
+    let python = sandbox_python();
     let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
     let mut steps = Steps::start(&python, &conf);
     let new =

@@ -8,6 +8,9 @@ use crate::{
     report::label::{self, number, size},
 };
 
+/// Of a number that does not hold what nobody tells.
+const SINCE_ATTACH: &str = "since attach; what it had before is not known";
+
 /// `running`: whether there is anybody to follow advice.
 pub(super) fn write(
     device: &DeviceSnapshot,
@@ -15,8 +18,12 @@ pub(super) fn write(
     out: &mut impl io::Write,
 ) -> io::Result<()> {
     if device.index.is_none() {
-        let bytes = device.driver_bytes;
-        return writeln!(out, "  driver: {} on a device that is not known", size(bytes));
+        let mut line = Paragraph::new("  driver:", 4);
+        line.add(" ", &format!("{} on a device that is not known", size(device.driver_bytes)));
+        if device.before_attach.is_none() {
+            line.add_words(SINCE_ATTACH);
+        }
+        return line.write(out);
     }
     let (Some(allocated), Some(cached), Some(reserved), Some(peak)) = (
         device.allocated_bytes,
