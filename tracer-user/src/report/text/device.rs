@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Of a number that does not hold what nobody tells.
-const SINCE_ATTACH: &str = "since attach; what it had before is not known";
+const SINCE_ATTACH: &str = "(since attach; what it had before is not known)";
 
 /// `running`: whether there is anybody to follow advice.
 pub(super) fn write(
