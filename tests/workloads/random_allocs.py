@@ -38,8 +38,9 @@ def main():
     import torch
 
     torch.cuda.init()
-    # PyTorch 2.3.1 waits for itself for ever where two threads are the first to get here.
-    torch.empty(1)
+    # At the first call with keywords PyTorch looks for NumPy; 2.3.1 waits for itself for ever where two
+    # threads are the first.
+    torch.empty(1, dtype=torch.uint8, device="cpu")
     path = next(line.split()[-1] for line in open("/proc/self/maps") if "libcuda.so.1" in line)
     driver = ctypes.CDLL(path)
     driver.cudasim_allocated_bytes.restype = ctypes.c_uint64
