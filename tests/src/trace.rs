@@ -7,6 +7,7 @@ use tracer_user::{
     bpf::{LoadOptions, Occupancy},
     discover::plan::Extras,
     model::{DeviceSnapshot, Level, Pid, ProcessSnapshot, Snapshot},
+    report::{Options, write_text},
     session::Session,
 };
 
@@ -55,6 +56,16 @@ impl Trace {
         panic!("no answer in time");
     }
 
+    /// Lets a process go on, and returns its next line.
+    ///
+    /// # Panics
+    ///
+    /// Those of [`Trace::line`].
+    pub fn go(&mut self, talker: &mut Talker) -> Value {
+        talker.say("go");
+        self.line(talker)
+    }
+
     /// Takes what has come.
     pub fn tick(&mut self) {
         self.session.tick();
@@ -80,6 +91,19 @@ impl Trace {
     pub fn finish(mut self) -> Snapshot {
         self.session.finish()
     }
+}
+
+/// The report for people.
+///
+/// # Panics
+///
+/// Never: memory can be written to.
+pub fn text(snapshot: &Snapshot) -> String {
+    let mut text = Vec::new();
+    if let Err(error) = write_text(snapshot, &Options::default(), &mut text) {
+        panic!("cannot write to memory: {error}");
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// The only process of a snapshot.

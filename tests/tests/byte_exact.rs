@@ -5,7 +5,7 @@ use std::path::Path;
 use cudatrace_tests::{
     child::Talker,
     sandbox_python, sandbox_pythons,
-    trace::{Trace, device, live_bytes, number, only_process},
+    trace::{Trace, device, live_bytes, number, only_process, text},
     workload,
 };
 use serde_json::Value;
@@ -221,14 +221,7 @@ fn dropped_events_are_told_and_totals_recover() {
                 + i128::from(device.lost_bytes);
             assert_eq!(Some(parts), device.allocated_bytes.map(i128::from));
         }
-        let mut text = Vec::new();
-        let written = tracer_user::report::write_text(
-            snapshot,
-            &tracer_user::report::Options::default(),
-            &mut text,
-        );
-        assert!(written.is_ok());
-        let text = String::from_utf8_lossy(&text);
+        let text = text(snapshot);
         assert!(text.contains("INCOMPLETE"), "{text}");
         assert!(text.contains("records were dropped"), "{text}");
     });

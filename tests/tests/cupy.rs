@@ -90,16 +90,12 @@ fn attached_late() {
     for python in list("CUDATRACE_CUPY_PYTHONS") {
         let mut talker = start(&python, &["--warm"]);
         let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
-        talker.say("go");
-        let first = trace.line(&mut talker);
-        talker.say("go");
-        let second = trace.line(&mut talker);
+        let (first, second) = (trace.go(&mut talker), trace.go(&mut talker));
         let snapshot = trace.snapshot();
         let pool = pool(&snapshot);
         assert_eq!(pool.allocated_bytes, None);
         assert_eq!(pool.traced_bytes, number(&second, "/used") - number(&first, "/used"));
-        talker.say("go");
-        trace.line(&mut talker);
+        trace.go(&mut talker);
         let snapshot = trace.snapshot();
         assert_eq!(snapshot.tracer.unmatched_frees, 0, "blocks from before may go");
         assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);

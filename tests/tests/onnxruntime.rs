@@ -93,17 +93,13 @@ fn attached_late() {
     for python in list("CUDATRACE_ONNXRUNTIME_PYTHONS") {
         let mut talker = start(&python, &["--warm"]);
         let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
-        talker.say("go");
-        let first = trace.line(&mut talker);
-        talker.say("go");
-        let second = trace.line(&mut talker);
+        let (first, second) = (trace.go(&mut talker), trace.go(&mut talker));
         let snapshot = trace.snapshot();
         let process = only_process(&snapshot);
         assert_eq!(process.pools[0].allocated_bytes, None);
         assert_eq!(held_by_runs(process).0, kept(&second) - kept(&first));
         for _ in 0..4 {
-            talker.say("go");
-            trace.line(&mut talker);
+            trace.go(&mut talker);
         }
         let snapshot = trace.snapshot();
         assert_eq!(snapshot.tracer.unmatched_frees, 0);

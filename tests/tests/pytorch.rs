@@ -5,7 +5,7 @@ use std::path::Path;
 use cudatrace_tests::{
     sandbox_python, sandbox_pythons,
     steps::Steps,
-    trace::{Trace, device, only_process},
+    trace::{Trace, device, only_process, text},
 };
 use tracer_user::{
     bpf::LoadOptions,
@@ -28,9 +28,7 @@ fn what_nobody_tells_is_not_known() {
     let seen = &only_process(&snapshot).devices;
     assert_eq!(seen.iter().map(|device| device.driver_bytes).sum::<u64>(), 3 << 20);
     assert!(seen.iter().all(|device| device.before_attach.is_none()), "{seen:?}");
-    let mut text = Vec::new();
-    tracer_user::report::write_text(&snapshot, &Default::default(), &mut text).unwrap();
-    let text = String::from_utf8(text).unwrap();
+    let text = text(&snapshot);
     assert!(text.contains("(since attach;"), "{text}");
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use cudatrace_tests::{
     child::Talker,
     list,
-    trace::{Trace, number, only_process},
+    trace::{Trace, number, only_process, text},
     workload,
 };
 use tracer_user::{
@@ -70,9 +70,7 @@ fn check_leak(snapshot: &Snapshot) {
     let source = std::fs::read_to_string(workload("tensorflow_pool.py")).unwrap();
     let line = source.lines().position(|line| line.contains("# the leak")).unwrap() as u32 + 1;
     assert!(leak.frames.iter().any(|frame| frame.line == Some(line)), "{:?}", leak.frames);
-    let mut text = Vec::new();
-    tracer_user::report::write_text(snapshot, &Default::default(), &mut text).unwrap();
-    let text = String::from_utf8(text).unwrap();
+    let text = text(snapshot);
     assert!(text.contains("keeps its reserve until the process ends"), "{text}");
     assert!(text.contains(&format!("tensorflow_pool.py:{line}")), "{text}");
 }
@@ -84,18 +82,14 @@ fn attached_halfway() {
     for python in list("CUDATRACE_TENSORFLOW_PYTHONS") {
         let mut talker = start(&python, &["--warm"]);
         let mut trace = Trace::attach(talker.pid(), &LoadOptions::default());
-        talker.say("go");
-        let first = trace.line(&mut talker);
-        talker.say("go");
-        let second = trace.line(&mut talker);
+        let (first, second) = (trace.go(&mut talker), trace.go(&mut talker));
         let snapshot = trace.snapshot();
         let pool = pool(&snapshot);
         assert_eq!((pool.allocated_bytes, pool.peak_allocated_bytes), (None, None));
         let grown = number(&second, "/in_use") - number(&first, "/in_use");
         assert_eq!(pool.traced_bytes, grown, "nothing from before has been freed yet");
         assert_eq!(snapshot.tracer.unmatched_frees, 0);
-        talker.say("go");
-        trace.line(&mut talker);
+        trace.go(&mut talker);
         let snapshot = trace.snapshot();
         assert_eq!(snapshot.tracer.unmatched_frees, 0, "blocks from before may go");
         assert!(snapshot.tracer.exact, "{:?}", snapshot.tracer);

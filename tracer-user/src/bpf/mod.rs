@@ -3,37 +3,41 @@
 //! The object is built by `cargo xtask build-ebpf` and embedded. Dropping [`Kernel`] closes every
 //! descriptor, and with that the kernel removes every probe; so does the death of the tracer.
 
+mod attach;
 mod error;
 mod multi;
+mod program;
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    error::Error,
-    fs, iter,
+    collections::HashSet,
+    fs,
     num::NonZeroU32,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
-    panic::resume_unwind,
-    path::{Path, PathBuf},
-    thread,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+    path::Path,
 };
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, MapData, PerCpuArray, RingBuf},
-    programs::{
-        ProbeKind, RawTracePoint, UProbe,
-        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
-    },
+    programs::{ProbeKind, RawTracePoint, UProbe, uprobe::UProbeScope},
 };
 use tracer_common::{
     config::{ProcessConfig, USER_LIFE},
     counters::Counters,
 };
 
-pub use self::error::{AttachError, LoadError};
-use self::multi::MultiPrograms;
+use self::{
+    attach::{Link, attach_many, attach_one, in_parallel},
+    multi::MultiPrograms,
+    program::UPROBES,
+};
+pub use self::{
+    attach::{Place, Scope},
+    error::{AttachError, LoadError},
+    program::{PoolFunction, Program},
+};
 use crate::{
-    model::{DriverCall, Pid},
+    model::Pid,
     sys::btf::{self, BtfError, TaskOffsets},
 };
 
@@ -44,115 +48,6 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../tracer-ebpf/cudatra
 
 const CONFIG_SIZE: usize = size_of::<ProcessConfig>();
 const COUNTERS_SIZE: usize = size_of::<Counters>();
-
-/// Programs of the kernel half that hang on a function of a library. The names are those of the
-/// functions in `tracer-ebpf/src/probes`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Program {
-    /// Entry of a call of the CUDA driver.
-    DriverEntry(DriverCall),
-    /// Its return.
-    DriverReturn(DriverCall),
-    /// Entry of a call of the CUDA runtime.
-    RuntimeEntry(DriverCall),
-    /// Its return.
-    RuntimeReturn(DriverCall),
-    /// A hook of a pool's: one of [`tracer_common::wire::probe`].
-    Hook(u8),
-    /// A hook of a BFC allocator's: one of [`tracer_common::wire::probe`], and where in the allocator its
-    /// name is (0: not known).
-    Bfc {
-        /// Which framework.
-        probe: u8,
-        /// Bytes from the start of the allocator.
-        name_offset: u64,
-    },
-    /// Entry of a pool's function whose result is needed.
-    PoolEntry(PoolFunction),
-    /// Its return.
-    PoolReturn(PoolFunction),
-    /// An instruction of it that returns, in the place of the return.
-    PoolExit(PoolFunction),
-    /// PyTorch's trace of requests and segments, and what it tells: bits of
-    /// [`tracer_common::wire::trace_facts`].
-    TorchTrace(u64),
-    /// The end of a tensor in host memory.
-    TorchCpuDelete,
-    /// CPython's `code_dealloc`.
-    CodeDealloc,
-    /// The dynamic loader's `_dl_debug_state`.
-    LibrariesChanged,
-}
-
-/// A function of a pool's that returns a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PoolFunction {
-    /// One of [`tracer_common::wire::probe`].
-    pub probe: u8,
-    /// Where in the pool, which is the first argument, its name is; 0: nowhere.
-    pub name_offset: u64,
-}
-
-impl PoolFunction {
-    fn cookie(self) -> u64 {
-        u64::from(self.probe) | self.name_offset << 8
-    }
-}
-
-/// The names of all programs on functions.
-const UPROBES: [&str; 11] = [
-    "driver_entry",
-    "driver_return",
-    "runtime_entry",
-    "runtime_return",
-    "pool_hook",
-    "pool_entry",
-    "pool_result",
-    "torch_trace",
-    "torch_cpu_delete",
-    "code_dealloc",
-    "libraries_changed",
-];
-
-impl Program {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::DriverEntry(_) => "driver_entry",
-            Self::DriverReturn(_) => "driver_return",
-            Self::RuntimeEntry(_) => "runtime_entry",
-            Self::RuntimeReturn(_) => "runtime_return",
-            Self::Hook(_) | Self::Bfc { .. } => "pool_hook",
-            Self::PoolEntry(_) => "pool_entry",
-            Self::PoolReturn(_) | Self::PoolExit(_) => "pool_result",
-            Self::TorchTrace(_) => "torch_trace",
-            Self::TorchCpuDelete => "torch_cpu_delete",
-            Self::CodeDealloc => "code_dealloc",
-            Self::LibrariesChanged => "libraries_changed",
-        }
-    }
-
-    /// Whether it runs when the function has returned, to wherever that is.
-    const fn at_return(self) -> bool {
-        matches!(self, Self::DriverReturn(_) | Self::RuntimeReturn(_) | Self::PoolReturn(_))
-    }
-
-    /// What the program is told at each hit: which call it is.
-    fn cookie(self) -> Option<u64> {
-        match self {
-            Self::DriverEntry(call)
-            | Self::DriverReturn(call)
-            | Self::RuntimeEntry(call)
-            | Self::RuntimeReturn(call) => Some(call.index().into()),
-            Self::Hook(probe) => Some(probe.into()),
-            Self::Bfc { probe, name_offset } => Some(PoolFunction { probe, name_offset }.cookie()),
-            Self::PoolEntry(function) | Self::PoolReturn(function) | Self::PoolExit(function) => {
-                Some(function.cookie())
-            }
-            Self::TorchTrace(facts) => Some(facts),
-            _ => None,
-        }
-    }
-}
 
 /// Raw tracepoints: program and tracepoint.
 const TRACEPOINTS: [(&str, &str); 3] = [
@@ -471,130 +366,12 @@ impl Drop for Kernel {
     }
 }
 
-/// What keeps probes in place; they go when this is dropped.
-#[expect(dead_code, reason = "held to be dropped")]
-enum Link {
-    One(UProbeLink),
-    Many(OwnedFd),
-}
-
-/// Whose hits of a probe run a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// Those of one process.
-    Process(Pid),
-    /// Everyone's: the program looks itself whether the process is traced.
-    AllProcesses,
-}
-
 /// What the kernel says about the descriptor of a program.
 fn verified_instructions(program: BorrowedFd<'_>) -> Option<u64> {
     let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
     let text = fs::read_to_string(path).ok()?;
     let field = text.lines().find_map(|line| line.strip_prefix("verified_insns:"))?;
     field.trim().parse().ok()
-}
-
-/// A program and where to attach it.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The program.
-    pub program: Program,
-    /// The file.
-    pub path: PathBuf,
-    /// Offset in the file.
-    pub offset: u64,
-}
-
-impl Place {
-    fn error(&self, source: impl Into<Box<dyn Error + Send + Sync>>) -> AttachError {
-        AttachError { path: self.path.clone(), offset: self.offset, source: source.into() }
-    }
-}
-
-fn attach_one(
-    place: &Place,
-    mut program: UProbe,
-    scope: UProbeScope,
-) -> Result<UProbeLink, AttachError> {
-    let point = UProbeAttachPoint {
-        location: UProbeAttachLocation::AbsoluteOffset(place.offset),
-        cookie: place.program.cookie(),
-    };
-    let link = program.attach(point, &place.path, scope).map_err(|e| place.error(e))?;
-    program.take_link(link).map_err(|e| place.error(e))
-}
-
-/// What a place has got: nothing for all but the first of those that share a link.
-type Linked = Result<Option<OwnedFd>, AttachError>;
-
-/// Attaches every program to its places in a file by a few links: attaching waits for a grace period at
-/// each place, and threads wait for the same one.
-fn attach_many(multi: &MultiPrograms, places: &[Place], scope: Scope) -> Vec<Linked> {
-    let pid = match scope {
-        Scope::AllProcesses => 0,
-        Scope::Process(pid) if pid.0 == 0 => {
-            return places.iter().map(|place| Err(place.error("pid 0"))).collect();
-        }
-        Scope::Process(pid) => pid.0,
-    };
-    let mut groups: BTreeMap<(&str, bool, &Path), Vec<usize>> = BTreeMap::new();
-    for (index, place) in places.iter().enumerate() {
-        let key = (place.program.name(), place.program.at_return(), place.path.as_path());
-        groups.entry(key).or_default().push(index);
-    }
-    let size = places.len().div_ceil(WORKERS).max(1);
-    let groups = groups.values().flat_map(|group| group.chunks(size)).map(<[_]>::to_vec).collect();
-    let results = in_parallel(groups, |group| attach_group(multi, places, group, pid));
-    let mut results: Vec<(usize, Linked)> = results.into_iter().flatten().collect();
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
-}
-
-fn attach_group(
-    multi: &MultiPrograms,
-    places: &[Place],
-    group: Vec<usize>,
-    pid: u32,
-) -> Vec<(usize, Linked)> {
-    let together: Vec<&Place> = group.iter().map(|&index| &places[index]).collect();
-    match multi.link(&together, pid) {
-        Ok(link) => {
-            let links = iter::once(Some(link)).chain(iter::repeat_with(|| None));
-            group.into_iter().zip(links.map(Ok)).collect()
-        }
-        // One bad place spoils the link for all.
-        Err(_) if group.len() > 1 => group
-            .into_iter()
-            .flat_map(|index| attach_group(multi, places, vec![index], pid))
-            .collect(),
-        Err(error) => {
-            let alone = group.first().map(|&index| (index, Err(places[index].error(error))));
-            alone.into_iter().collect()
-        }
-    }
-}
-
-/// Threads that wait for the kernel.
-const WORKERS: usize = 32;
-
-/// Runs `work` on every item, on many threads, and returns the results in order.
-fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let size = items.len().div_ceil(WORKERS).max(1);
-    let mut items = items.into_iter();
-    let chunks = iter::from_fn(|| {
-        let chunk: Vec<T> = items.by_ref().take(size).collect();
-        (!chunk.is_empty()).then_some(chunk)
-    });
-    thread::scope(|scope| {
-        let threads: Vec<_> = chunks
-            .map(|chunk| scope.spawn(|| chunk.into_iter().map(&work).collect::<Vec<R>>()))
-            .collect();
-        threads
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect()
-    })
 }
 
 /// Kernels before 5.11 charge maps to `RLIMIT_MEMLOCK`. Where it cannot be raised and is needed,
