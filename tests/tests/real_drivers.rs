@@ -14,7 +14,7 @@ use std::{
 use cudatrace_tests::{child::Talker, cudatrace, tracer::attach, vendor_libraries, workload};
 use serde_json::Value;
 use tempfile::TempDir;
-use tracer_common::calls::{CALLS, Call, CallShape, op, place, when};
+use tracer_common::calls::{CALLS, Call, CallShape, FIRST_RUNTIME, op, place, when};
 
 const DRIVERS: [&str; 7] =
     ["390.157", "450.248.02", "470.256.02", "525.147.05", "535.261.03", "550.163.01", "555.58.02"];
@@ -48,10 +48,7 @@ fn compile(folder: &TempDir) -> PathBuf {
 
 /// The entry points of the driver, or of the runtime, with their places in the table.
 fn calls(of_runtime: bool) -> impl Iterator<Item = (usize, &'static Call)> {
-    CALLS
-        .iter()
-        .enumerate()
-        .filter(move |(_, call)| (call.shape.when == when::RUNTIME) == of_runtime)
+    CALLS.iter().enumerate().filter(move |(index, _)| (*index >= FIRST_RUNTIME) == of_runtime)
 }
 
 /// The workload with libraries loaded, and a tracer of it that writes every event down.
@@ -90,6 +87,13 @@ impl Traced {
         self.talker.line()
     }
 
+    /// Writes words to addresses.
+    fn poke(&mut self, memory: &[(u64, u64)]) {
+        for (address, value) in memory {
+            self.talker.say(&format!("poke {address:x} {value:x}"));
+        }
+    }
+
     /// Ends both. The events, and the report.
     fn finish(mut self) -> (Vec<Value>, Value) {
         assert!(self.talker.wait().success());
@@ -103,19 +107,42 @@ impl Traced {
 }
 
 /// Arguments for a call that nothing else has: pointers into the scratch memory, and numbers where
-/// the table says that the argument is one. And what has to be in the memory.
-fn arguments(index: usize, shape: &CallShape) -> ([u64; 5], Vec<(u64, u64)>) {
+/// the table says that the argument is one. Behind five arguments come three words that are passed in
+/// memory. And what the pointers have to point to.
+fn arguments(index: usize, shape: &CallShape) -> ([u64; 8], Vec<(u64, u64)>) {
     let number = index as u64;
     let slot = |argument: u8| SCRATCH + 0x1000 * number + 0x200 * u64::from(argument);
-    let mut values = [0, 1, 2, 3, 4].map(slot);
+    let mut values = [0, 1, 2, 3, 4, 5, 6, 7].map(slot);
     let mut memory = Vec::new();
+    let mut describe =
+        |words: &[u64]| memory.extend((slot(1)..).step_by(8).zip(words.iter().copied()));
     let last = |at: u8| usize::from(at & 0xf);
     match shape.size & 0xf0 {
         place::ARGUMENT => values[last(shape.size)] = 0x1_2345_0000 + number,
-        place::PITCHED => (values[2], values[3]) = (500 + number, 100 + number),
-        place::ARRAY => memory.extend(descriptor(slot(1), &[100 + number, 7])),
-        place::ARRAY_3D => memory.extend(descriptor(slot(1), &[100 + number, 7, 3])),
+        place::PITCHED | place::PITCHED_V1 => (values[2], values[3]) = (500 + number, 100 + number),
+        place::ARRAY => describe(&[100 + number, 7, FLOATS]),
+        place::ARRAY_3D => describe(&[100 + number, 7, 3, FLOATS]),
+        place::ARRAY_V1 => describe(&[(100 + number) | (7 << 32), FLOATS]),
+        place::ARRAY_3D_V1 => {
+            describe(&[(100 + number) | (7 << 32), 3 | FLOATS << 32, FLOATS >> 32])
+        }
+        place::MIPMAPPED => {
+            describe(&[100 + number, 7, 3, FLOATS]);
+            values[2] = 2;
+        }
+        place::CHANNELS => {
+            describe(&[BITS]);
+            (values[2], values[3]) = (100 + number, 7);
+        }
+        place::CHANNELS_3D => describe(&[BITS]),
+        place::CHANNELS_MIPMAPPED => {
+            describe(&[BITS]);
+            (values[2], values[3]) = (2, 0);
+        }
         _ => {}
+    }
+    if shape.extent != 0 {
+        values[5..].copy_from_slice(&[100 + number, 7, 3]);
     }
     if shape.aux & 0xf0 == place::ARGUMENT && shape.op != op::RETAIN {
         values[last(shape.aux)] = number + 1;
@@ -123,12 +150,9 @@ fn arguments(index: usize, shape: &CallShape) -> ([u64; 5], Vec<(u64, u64)>) {
     (values, memory)
 }
 
-/// An array of two channels of 32-bit floats.
-fn descriptor(at: u64, dimensions: &[u64]) -> Vec<(u64, u64)> {
-    const FLOAT: u64 = 0x20;
-    let words = dimensions.iter().copied().chain([FLOAT | 2 << 32]);
-    words.enumerate().map(|(index, word)| (at + 8 * index as u64, word)).collect()
-}
+/// An element of two channels of 32-bit floats, as the driver describes it and as the runtime does.
+const FLOATS: u64 = 0x20 | 2 << 32;
+const BITS: u64 = 32 | 32 << 32;
 
 /// The events of a call that answers `error`: call, phase, error, address, size, further value.
 fn expected(call: &Call, index: usize, error: i64) -> Vec<Value> {
@@ -140,9 +164,13 @@ fn expected(call: &Call, index: usize, error: i64) -> Vec<Value> {
         _ => 0,
     };
     let size = match shape.size & 0xf0 {
-        place::PITCHED => (500 + number) * (100 + number),
-        place::ARRAY => (100 + number) * 7 * 8,
-        place::ARRAY_3D => (100 + number) * 7 * 3 * 8,
+        place::PITCHED | place::PITCHED_V1 => (500 + number) * (100 + number),
+        place::PITCHED_3D => (100 + number) * 7 * 3,
+        place::ARRAY | place::ARRAY_V1 | place::CHANNELS => (100 + number) * 7 * 8,
+        place::ARRAY_3D | place::ARRAY_3D_V1 | place::CHANNELS_3D => (100 + number) * 7 * 3 * 8,
+        place::MIPMAPPED | place::CHANNELS_MIPMAPPED => {
+            ((100 + number) * 7 * 3 + (100 + number) / 2 * 3) * 8
+        }
         _ => argument(shape.size),
     };
     let event = |phase: &str, address: u64| {
@@ -154,7 +182,6 @@ fn expected(call: &Call, index: usize, error: i64) -> Vec<Value> {
     };
     match shape.when {
         when::RETURN => vec![event("failed", 0)],
-        when::RUNTIME => vec![event("failed", argument(shape.address))],
         when::ENTRY => {
             vec![event("begun", argument(shape.address)), event("failed", argument(shape.address))]
         }
@@ -196,9 +223,7 @@ fn examine(version: &str, library: &Path) -> Findings {
     let mut wanted = Vec::new();
     for (index, call) in calls(false) {
         let (values, memory) = arguments(index, &call.shape);
-        for (address, value) in memory {
-            traced.talker.say(&format!("poke {address:x} {value:x}"));
-        }
+        traced.poke(&memory);
         let values = values.map(|value| format!("{value:x}")).join(" ");
         let symbol = call.symbol;
         let answer = traced.ask(&format!("dlsym {symbol} {values}"));
@@ -364,7 +389,8 @@ fn every_call_of_the_runtime_is_seen_once() {
         let mut traced = Traced::start(&[&driver, &library]);
         let mut wanted = Vec::new();
         for (index, call) in calls(true) {
-            let (values, _) = arguments(index, &call.shape);
+            let (values, memory) = arguments(index, &call.shape);
+            traced.poke(&memory);
             let values = values.map(|value| format!("{value:x}")).join(" ");
             let answer = traced.ask(&format!("dlsym {} {values}", call.symbol));
             let error = answer["result"].as_i64().unwrap();

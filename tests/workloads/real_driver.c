@@ -7,7 +7,7 @@
  * answers each but `poke` with a JSON line. Numbers are hexadecimal.
  *
  *     poke ADDRESS VALUE            a word of the scratch memory at SCRATCH, which is zeros at first
- *     dlsym NAME A B C D E          calls an export
+ *     dlsym NAME A B C D E [X Y Z]  calls an export, with X Y Z in memory
  *     proc GETTER NAME BASE A B ... calls what GETTER (cuGetProcAddress or _v2) has for BASE in the first
  *                                   version of the API in which that is the export NAME
  *     resolve GETTER BASE           the exports that GETTER has for BASE in any version */
@@ -43,7 +43,7 @@ static void answer(const char *name, void *function, const uint64_t *a) {
         printf("{\"call\": \"%s\", \"result\": null}\n", name);
         return;
     }
-    int result = ((call *)function)(a[0], a[1], a[2], a[3], a[4], 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    int result = ((call *)function)(a[0], a[1], a[2], a[3], a[4], 0, a[5], a[6], a[7], 0, 0, 0, 0, 0);
     printf("{\"call\": \"%s\", \"result\": %d}\n", name, result);
 }
 
@@ -108,11 +108,11 @@ int main(int argc, char **argv) {
 
     char line[512], getter_name[64], name[64], base[64];
     while (fgets(line, sizeof line, stdin)) {
-        uint64_t a[5] = {0};
+        uint64_t a[8] = {0};
         if (sscanf(line, "poke %lx %lx", &a[0], &a[1]) == 2) {
             *(volatile uint64_t *)a[0] = a[1];
-        } else if (sscanf(line, "dlsym %63s %lx %lx %lx %lx %lx", name, &a[0], &a[1], &a[2], &a[3],
-                          &a[4]) == 6) {
+        } else if (sscanf(line, "dlsym %63s %lx %lx %lx %lx %lx %lx %lx %lx", name, &a[0], &a[1],
+                          &a[2], &a[3], &a[4], &a[5], &a[6], &a[7]) >= 6) {
             answer(name, find(name), a);
         } else if (sscanf(line, "proc %63s %63s %63s %lx %lx %lx %lx %lx", getter_name, name, base,
                           &a[0], &a[1], &a[2], &a[3], &a[4]) == 8) {

@@ -40,6 +40,9 @@ pub struct ProcessConfig {
     /// Number of this life of the process, never reused while the tracer runs: a pid is. It is part
     /// of the key of every code object, and seeds the stack hash.
     pub life: u64,
+    /// Entry points of the runtime, a bit each ([`crate::calls::FIRST_RUNTIME`] is the lowest), inside of
+    /// which the driver's were seen to do the work. The kernel half finds that out.
+    pub answered: u64,
     /// Whether its children are traced, and what it becomes by `execve` (0 or 1).
     pub follow: u32,
     /// Zero.
@@ -53,5 +56,5 @@ pub const USER_LIFE: u64 = 1 << 63;
 
 plain_data! {
     ThreadStateSource = 16,
-    ProcessConfig = 40 + 56,
+    ProcessConfig = 48 + 56,
 }

@@ -31,6 +31,8 @@ pub mod tag {
     pub const BLOCK: u16 = 8;
     /// [`super::PoolRecord`]
     pub const POOL: u16 = 9;
+    /// [`super::CallEvent`]
+    pub const CALL: u16 = 10;
 }
 
 /// Which probe saw an event ([`MemoryEvent::probe`]): below [`crate::calls::MAX_CALLS`] the place of
@@ -161,8 +163,7 @@ pub struct MemoryEvent {
     /// [`probe::TORCH_REPORT`] and [`probe::TORCH_OUT_OF_MEMORY`]: bytes allocated and reserved on this
     /// device after the event, by the allocator's own count. TensorFlow, JAX, ONNX Runtime: the pool's
     /// id ([`PoolRecord::pool`]). Driver calls: the further value of [`crate::calls::op`], or the
-    /// `CUresult` of a failed call; and the return address, of a call of the runtime around it if there
-    /// is one.
+    /// `CUresult` of a failed call; and the return address, of a call of the runtime around it if there is one.
     pub extra: [u64; 2],
 }
 
@@ -174,6 +175,18 @@ pub struct BlockEvent {
     pub event: MemoryEvent,
     /// Bytes asked for, at most those of the block; [`UNKNOWN_REQUEST`] where that is not known.
     pub requested: u64,
+}
+
+/// A [`MemoryEvent`] of a call whose size is one of dimensions ([`crate::calls::extent`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallEvent {
+    /// The event; its `tag` is [`tag::CALL`], its `size` 0.
+    pub event: MemoryEvent,
+    /// The arguments of the call, an extent among them ([`crate::calls::CallShape::extent`]).
+    pub arguments: [u64; 6],
+    /// What is at [`crate::calls::CallShape::words`]; 0 where it was not readable.
+    pub words: [u64; 5],
 }
 
 /// In the place of a number of bytes.
@@ -339,6 +352,7 @@ plain_data! {
     RecordHeader = 8,
     MemoryEvent = 64,
     BlockEvent = 72,
+    CallEvent = 152,
     PoolRecord = 16 + POOL_NAME_BYTES,
     WireString<NAME_BYTES> = 8 + NAME_BYTES,
     WireString<QUALNAME_BYTES> = 8 + QUALNAME_BYTES,

@@ -100,10 +100,12 @@ pub struct CallKey {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// The first arguments.
-    pub arguments: [u64; 5],
+    /// The arguments.
+    pub arguments: [u64; 6],
     /// Return address.
     pub caller: u64,
+    /// Not 0 if the runtime's call around it has told of it already.
+    pub told: u64,
 }
 
 /// An id that was not handed out before.
@@ -122,8 +124,10 @@ pub struct RuntimeCall {
     pub call: Call,
     /// Its place in [`tracer_common::calls::CALLS`].
     pub index: u64,
+    /// What it does ([`tracer_common::calls::op`]).
+    pub op: u64,
     /// Where its return address lies: calls inside have theirs below.
     pub stack_pointer: u64,
-    /// Not 0 once the driver was asked for memory.
-    pub asked: u64,
+    /// Not 0 once a call of the driver inside has told of it.
+    pub answered: u64,
 }

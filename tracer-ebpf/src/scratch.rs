@@ -6,7 +6,7 @@
 
 use tracer_common::{
     python::walk::WalkState,
-    wire::{BlockEvent, CodeRecord, LinesRecord, StackRecord},
+    wire::{BlockEvent, CallEvent, CodeRecord, LinesRecord, StackRecord},
 };
 
 use crate::{atomic, maps::SCRATCH, stack::Cursor};
@@ -21,6 +21,8 @@ pub struct Scratch {
     pad: u32,
     /// An event that waits for its stack.
     pub block: BlockEvent,
+    /// One of the driver or the runtime.
+    pub call: CallEvent,
     /// The walk and its result.
     pub walk: WalkState,
     /// Where a definition stands.

@@ -22,7 +22,7 @@ use crate::{
     emit::{self, Class},
     maps::{self, CODES, CodeKey, STACKS},
     memory::{CurrentProcess, thread_pointer},
-    scratch::{self, Scratch},
+    scratch::Scratch,
     target::Target,
 };
 
@@ -35,19 +35,7 @@ pub struct Taken {
     pub flags: u8,
 }
 
-/// Takes the Python stack of the current thread.
-#[inline(always)]
-pub fn take(target: &Target) -> Taken {
-    let Some(scratch) = scratch::acquire() else {
-        emit::count(offset_of!(Counters, busy_stacks));
-        return Taken { id: 0, flags: stack_flag::BUSY };
-    };
-    let taken = take_in(target, scratch);
-    scratch::release(scratch);
-    taken
-}
-
-/// Takes it in work space that the caller has.
+/// Takes the Python stack of the current thread, in work space that the caller has.
 #[inline(always)]
 pub fn take_in(target: &Target, scratch: &mut Scratch) -> Taken {
     // SAFETY: a map value, which user space replaces as a whole but never frees under a program.

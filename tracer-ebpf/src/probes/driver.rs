@@ -2,12 +2,12 @@
 //! [`tracer_common::calls`] says what each one's arguments mean and when it is reported. Attach
 //! cookies need kernel 5.15.
 
-use core::mem::offset_of;
+use core::{mem::offset_of, ptr};
 
 use aya_ebpf::{
     EbpfContext as _,
     bindings::pt_regs,
-    helpers::{bpf_ktime_get_ns, generated::bpf_get_attach_cookie},
+    helpers::generated::bpf_get_attach_cookie,
     macros::{uprobe, uretprobe},
     programs::{ProbeContext, RetProbeContext},
 };
@@ -15,14 +15,15 @@ use tracer_common::{
     ReadMem as _,
     calls::{CallShape, MAX_CALLS, SHAPES, place, when},
     counters::Counters,
-    wire::{MemoryEvent, RecordHeader, phase, tag},
+    wire::{CallEvent, MemoryEvent, phase, stack_flag, tag},
 };
 
 use crate::{
     emit::{self, Class},
     maps::{Call, CallKey, IN_FLIGHT},
     memory::CurrentProcess,
-    probes::runtime,
+    probes::{pool, runtime},
+    scratch,
     stack::{self, Taken},
     target::Target,
 };
@@ -49,12 +50,7 @@ fn try_entry(ctx: &ProbeContext) -> Option<()> {
     let registers = unsafe { &*ctx.as_ptr().cast::<pt_regs>() };
     let mut call = Call::of(registers);
     if let Some(outer) = runtime::outer(target.thread, registers.rsp) {
-        // SAFETY: a map value of this thread's own call.
-        unsafe {
-            call.caller = (*outer).call.caller;
-            // What takes a stack is what allocates.
-            (*outer).asked |= u64::from(shape.stack);
-        }
+        runtime::enter_driver(&target, outer, &shape, &mut call);
     }
     if shape.when != when::ENTRY_ONLY {
         let key = CallKey { thread: target.thread, call: index as u64 };
@@ -62,9 +58,10 @@ fn try_entry(ctx: &ProbeContext) -> Option<()> {
             emit::count(offset_of!(Counters, inflight_full));
         }
     }
-    if shape.when != when::RETURN {
+    if shape.when != when::RETURN && call.told == 0 {
         let phase = if shape.when == when::ENTRY { phase::BEGUN } else { phase::DONE };
-        report(&target, index, &shape, &call, phase, 0, Taken { id: 0, flags: 0 });
+        let event = event(&target, index, &shape, &call, phase, 0)?;
+        emit::record(target.tgid(), Class::Event, &event);
     }
     Some(())
 }
@@ -83,8 +80,9 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
     // SAFETY: a map value of this thread's own call, copied before it is removed.
     let call = unsafe { *call };
     let _ = IN_FLIGHT.remove(key);
-    // Before anything branches on the result: the verifier would go through the walk for each case.
-    let stack = if shape.stack != 0 { stack::take(&target) } else { Taken { id: 0, flags: 0 } };
+    if call.told != 0 {
+        return None;
+    }
     let result: u64 = ctx.ret();
     let error = result as u32;
     let phase = if error == 0 { phase::DONE } else { phase::FAILED };
@@ -92,22 +90,29 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
         // Reported at the entry, and it came true.
         return None;
     }
-    report(&target, index, &shape, &call, phase, error, stack);
-    Some(())
+    // SAFETY: the context of a uprobe is the registers.
+    let registers = unsafe { &*ctx.as_ptr().cast::<pt_regs>() };
+    // The return address is gone from the stack.
+    if let Some(outer) = runtime::outer(target.thread, registers.rsp.wrapping_sub(8)) {
+        runtime::answer(outer, &shape);
+    }
+    report(&target, index, &shape, &call, phase, error)
 }
 
 impl Call {
     /// What a function was called with, at an instruction where the stack is as the call left it.
     #[inline(always)]
     pub fn of(registers: &pt_regs) -> Self {
+        let pt_regs { rdi, rsi, rdx, rcx, r8, r9, rsp, .. } = *registers;
         Self {
-            arguments: [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8],
-            caller: CurrentProcess.read_u64(registers.rsp).unwrap_or(0),
+            arguments: [rdi, rsi, rdx, rcx, r8, r9],
+            caller: CurrentProcess.read_u64(rsp).unwrap_or(0),
+            told: 0,
         }
     }
 }
 
-/// Writes the event of a call.
+/// Sends the event of a call that has returned, with the stack if it is one that allocates.
 #[inline(always)]
 pub fn report(
     target: &Target,
@@ -116,33 +121,74 @@ pub fn report(
     call: &Call,
     phase: u8,
     error: u32,
-    stack: Taken,
-) {
+) -> Option<()> {
+    let event = event(target, index, shape, call, phase, error)?;
+    if shape.stack == 0 {
+        emit::record(target.tgid(), Class::Event, &event);
+        return Some(());
+    }
+    let mut record = CallEvent { event, arguments: call.arguments, words: [0; 5] };
+    if shape.words != 0 {
+        record.event.header.tag = tag::CALL;
+        let words = argument(shape.words & 0xf, call);
+        for (index, word) in record.words.iter_mut().enumerate() {
+            let address = words.wrapping_add(8 * index as u64);
+            // SAFETY: eight writable bytes, which the helper clears if it cannot read.
+            unsafe { CurrentProcess.read(address, ptr::from_mut(word).cast(), 8) };
+        }
+    }
+    let Some(scratch) = scratch::acquire() else {
+        emit::count(offset_of!(Counters, busy_stacks));
+        record.event.flags = stack_flag::BUSY;
+        send(target, &record);
+        return Some(());
+    };
+    // From here on nothing tells one call from another, so that the verifier goes through the walk once.
+    scratch.call = record;
+    let taken = stack::take_in(target, scratch);
+    scratch.call.event.stack = taken.id;
+    scratch.call.event.flags = taken.flags;
+    send(target, &scratch.call);
+    scratch::release(scratch);
+    Some(())
+}
+
+/// Only a size that has to be worked out needs more than the event.
+#[inline(always)]
+fn send(target: &Target, record: &CallEvent) {
+    if record.event.header.tag == tag::CALL {
+        emit::record(target.tgid(), Class::Event, record);
+    } else {
+        emit::record(target.tgid(), Class::Event, &record.event);
+    }
+}
+
+/// The event of a call, without its stack.
+#[inline(always)]
+pub fn event(
+    target: &Target,
+    index: usize,
+    shape: &CallShape,
+    call: &Call,
+    phase: u8,
+    error: u32,
+) -> Option<MemoryEvent> {
     let failed = phase == phase::FAILED;
     // What a failed call would have written is not there.
     let address = if failed && shape.when == when::RETURN { 0 } else { value(shape.address, call) };
-    // The pitch is not known then, but what was asked for is.
-    let size = if failed && shape.size == place::PITCHED {
-        call.arguments[2].wrapping_mul(call.arguments[3])
-    } else {
-        value(shape.size, call)
-    };
+    if address == 0 && phase == phase::DONE && shape.stack != 0 {
+        // The runtime answers a request for 0 bytes so.
+        return None;
+    }
     let extra = if failed { u64::from(error) } else { value(shape.aux, call) };
-    let event = MemoryEvent {
-        header: RecordHeader { tag: tag::MEMORY, detail: 0, tgid: target.tgid() },
-        // SAFETY: a helper without arguments.
-        time_ns: unsafe { bpf_ktime_get_ns() },
-        tid: target.tid(),
-        probe: index as u8,
+    let nowhere = Taken { id: 0, flags: 0 };
+    Some(MemoryEvent {
         phase,
-        flags: stack.flags,
-        device: -1,
         address,
-        size: size as i64,
-        stack: stack.id,
+        size: value(shape.size, call) as i64,
         extra: [extra, call.caller],
-    };
-    emit::record(target.tgid(), Class::Event, &event);
+        ..pool::event(target, index as u8, nowhere)
+    })
 }
 
 /// The value at a [`place`]; 0 where it is not readable.
@@ -155,14 +201,6 @@ fn value(at: u8, call: &Call) -> u64 {
         place::OUT32 => CurrentProcess.read_u32(argument).unwrap_or(0).into(),
         // struct { type, handle types, location { type, id } }: the device is the fourth int.
         place::PROPERTY_DEVICE => CurrentProcess.read_u32(argument + 12).unwrap_or(0).into(),
-        // struct { width, height, format, channels }.
-        place::ARRAY => extent(argument, 2),
-        // struct { width, height, depth, format, channels, flags }.
-        place::ARRAY_3D => extent(argument, 3),
-        place::PITCHED => {
-            let pitch = CurrentProcess.read_u64(call.arguments[1]).unwrap_or(0);
-            pitch.wrapping_mul(call.arguments[3])
-        }
         _ => 0,
     }
 }
@@ -176,25 +214,4 @@ fn argument(number: u8, call: &Call) -> u64 {
         3 => call.arguments[3],
         _ => call.arguments[4],
     }
-}
-
-/// Bytes of an array: its dimensions (0 means unused) times channels times the size of its format.
-/// The driver may pad it, so this is a lower bound.
-#[inline(always)]
-fn extent(descriptor: u64, dimensions: u64) -> u64 {
-    let mut bytes = 1u64;
-    for index in 0..3 {
-        if index < dimensions {
-            let length = CurrentProcess.read_u64(descriptor + 8 * index).unwrap_or(0);
-            bytes = bytes.wrapping_mul(if length == 0 { 1 } else { length });
-        }
-    }
-    let rest = descriptor + 8 * dimensions;
-    let width = match CurrentProcess.read_u32(rest).unwrap_or(0) {
-        0x02 | 0x09 | 0x10 => 2,
-        0x03 | 0x0a | 0x20 => 4,
-        _ => 1,
-    };
-    let channels = CurrentProcess.read_u32(rest + 4).unwrap_or(1);
-    bytes.wrapping_mul(width).wrapping_mul(channels.into())
 }

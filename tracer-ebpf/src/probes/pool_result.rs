@@ -50,8 +50,7 @@ fn call_key(ctx: &ProbeContext, target: &Target) -> CallKey {
 #[inline(always)]
 fn try_entry(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
-    let [first, second, third, fourth, fifth, _] = pool::arguments(ctx);
-    let call = Call { arguments: [first, second, third, fourth, fifth], caller: 0 };
+    let call = Call { arguments: pool::arguments(ctx), caller: 0, told: 0 };
     if IN_FLIGHT.insert(call_key(ctx, &target), call, 0).is_err() {
         emit::count(offset_of!(Counters, inflight_full));
     }

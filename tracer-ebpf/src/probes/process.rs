@@ -132,6 +132,7 @@ fn try_exec() -> Option<()> {
             config.thread_state.kind = thread_state_kind::NONE;
             config.life = life;
             config.generation = 0;
+            config.answered = 0;
         }
         _ => {
             let _ = PROCESSES.remove(target.tgid());

@@ -22,7 +22,8 @@ use crate::{
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
         CodeAddress, Coverage, DeviceSnapshot, Failure, Frame, GpuUse, HostSnapshot, Level, Pid,
-        ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tracer, Verdict, ending,
+        ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tid, Tracer, Verdict,
+        ending,
     },
     naming::Naming,
 };
@@ -125,6 +126,13 @@ impl Aggregator {
                 process.facts.late.insert(level);
                 process.ledger.note_late(level);
             }
+        }
+    }
+
+    /// Threads that a process had when its trace began.
+    pub fn note_threads(&mut self, pid: Pid, threads: impl IntoIterator<Item = Tid>) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.ledger.note_threads(threads);
         }
     }
 
@@ -353,6 +361,7 @@ impl Aggregator {
             user: facts.user.clone(),
             state: ProcessState::Running,
             exit: None,
+            counted_at: process.ledger.counted_at().collect(),
             residual_bytes: residual(&process.gpus, &devices),
             devices,
             gpus: process.gpus.clone(),

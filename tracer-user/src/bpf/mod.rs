@@ -84,7 +84,7 @@ pub struct Kernel {
     processes: HashMap<MapData, u32, [u8; CONFIG_SIZE]>,
     counters: PerCpuArray<MapData, [u8; COUNTERS_SIZE]>,
     codes: HashMap<MapData, [u64; 2], u64>,
-    in_flight: HashMap<MapData, [u64; 2], [u64; 6]>,
+    in_flight: HashMap<MapData, [u64; 2], [u64; 8]>,
     requested: HashMap<MapData, u64, [u64; 2]>,
     /// Lives handed out.
     lives: u64,

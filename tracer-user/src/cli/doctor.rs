@@ -66,6 +66,7 @@ fn write_process(process: &ProcessDiagnosis, all: bool, out: &mut impl Write) ->
         (None, Some(why)) => writeln!(out, "  no Python stacks: {}", sanitize(why))?,
         (None, None) => {}
     }
+    writeln!(out, "  {}", process.counts)?;
     for library in &process.libraries {
         write_library(library, all, out)?;
     }

@@ -3,9 +3,9 @@
 use bytemuck::Pod;
 use thiserror::Error;
 use tracer_common::wire::{
-    BlockEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES,
-    MemoryEvent, PoolRecord, ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord,
-    UNKNOWN_REQUEST, phase, probe, process_kind, stack_flag, tag,
+    BlockEvent, CallEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord,
+    MAX_FRAMES, MemoryEvent, PoolRecord, ProcessRecord, RecordHeader, StackFrame as WireFrame,
+    StackRecord, UNKNOWN_REQUEST, phase, probe, process_kind, stack_flag, tag,
 };
 
 use super::string::{Kept, text};
@@ -167,6 +167,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
             let requested = Some(record.requested).filter(|&bytes| bytes != UNKNOWN_REQUEST);
             Record::Memory(memory(&record.event, requested)?)
         }
+        tag::CALL => Record::Memory(sized(&read(bytes, tag::CALL)?)?),
         tag::POOL => Record::Pool(pool_definition(pid, &read(bytes, tag::POOL)?)?),
         tag::CODE => Record::Code(code(pid, &read(bytes, tag::CODE)?)),
         tag::LINES => Record::Lines(lines(pid, bytes)?),
@@ -254,6 +255,16 @@ fn memory(event: &MemoryEvent, requested: Option<u64>) -> Result<AllocationEvent
         stack,
         caller,
     })
+}
+
+/// A call whose size has to be worked out.
+fn sized(record: &CallEvent) -> Result<AllocationEvent, DecodeError> {
+    let event = memory(&record.event, None)?;
+    let EventKind::Driver { call, phase, .. } = event.kind else {
+        return Err(DecodeError::Unknown { what: "probe", value: record.event.probe.into() });
+    };
+    let failed = matches!(phase, Phase::Failed(_));
+    Ok(AllocationEvent { size: call.size(failed, &record.arguments, &record.words), ..event })
 }
 
 fn pool(event: &MemoryEvent, requested: Option<u64>) -> Result<PoolFacts, DecodeError> {

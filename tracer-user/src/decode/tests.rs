@@ -3,9 +3,9 @@
 use bytemuck::bytes_of;
 use proptest::prelude::*;
 use tracer_common::wire::{
-    CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES, MemoryEvent,
-    ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, WireString, phase, probe,
-    process_kind, stack_flag, tag,
+    CallEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord, MAX_FRAMES,
+    MemoryEvent, ProcessRecord, RecordHeader, StackFrame as WireFrame, StackRecord, WireString,
+    phase, probe, process_kind, stack_flag, tag,
 };
 
 use super::*;
@@ -102,6 +102,20 @@ fn an_event_of_the_driver_has_its_call_and_error() {
     });
     assert_eq!(event.kind, EventKind::Driver { call, phase: Phase::Failed(2), aux: 2 });
     assert_eq!((event.stack, event.caller), (StackRef::NoPython, Some(CodeAddress(0xffff))));
+}
+
+#[test]
+fn the_size_of_an_array_is_worked_out() {
+    let call = DriverCall::by_symbol("cuArrayCreate_v2").unwrap();
+    let event =
+        MemoryEvent { header: header(tag::CALL, 0), probe: call.index(), size: 0, ..event() };
+    let record = CallEvent { event, arguments: [0; 6], words: [100, 7, 0x20 | 2 << 32, 0, 0] };
+    let Ok(Record::Memory(found)) = decode(bytes_of(&record)) else { panic!() };
+    assert_eq!(found.size, 100 * 7 * 8);
+    // Only calls have one.
+    let pool = MemoryEvent { probe: probe::TORCH_REPORT, ..record.event };
+    assert!(decode(bytes_of(&CallEvent { event: pool, ..record })).is_err());
+    assert!(decode(&bytes_of(&record)[..64]).is_err());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::model::{self, Pid};
+use crate::model::{self, Pid, Tid};
 
 /// Where the process file system is mounted.
 pub const PROC: &str = "/proc";
@@ -97,6 +97,16 @@ fn read(pid: Pid, file: &str) -> Result<Vec<u8>, ProcessError> {
         Some(libc::ENOENT | libc::ESRCH) => ProcessError::NotFound(pid),
         _ => ProcessError::Unreadable { path, source },
     })
+}
+
+/// The threads of a process, as far as it lives.
+pub fn threads(pid: Pid) -> Vec<Tid> {
+    let Ok(entries) = fs::read_dir(format!("{PROC}/{}/task", pid.0)) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .map(Tid)
+        .collect()
 }
 
 /// What the kernel says in `/proc/PID/stat`, by proc(5).

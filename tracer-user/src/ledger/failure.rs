@@ -115,6 +115,7 @@ pub fn error_name(error: u32) -> Cow<'static, str> {
         400 => "CUDA_ERROR_INVALID_HANDLE",
         700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
         709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        712 => "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
         719 => "CUDA_ERROR_LAUNCH_FAILED",
         801 => "CUDA_ERROR_NOT_SUPPORTED",
         999 => "CUDA_ERROR_UNKNOWN",

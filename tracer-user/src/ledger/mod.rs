@@ -18,7 +18,7 @@ mod sites;
 mod snapshot;
 mod virtual_memory;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracer_common::calls::op;
@@ -36,13 +36,16 @@ pub use self::{
     sites::{SiteKey, SiteTotals, Sites},
 };
 use crate::model::{
-    AllocationEvent, Device, DriverCall, EventKind, Level, Phase, PoolFacts, PoolId, StackIndex,
+    AllocationEvent, Device, DriverCall, EventKind, Layer, Level, Phase, PoolFacts, PoolId,
+    StackIndex, Tid,
 };
 
 /// The ledger of one process.
 #[derive(Debug, Default)]
 pub struct Ledger {
     contexts: Contexts,
+    /// Whose calls told of memory.
+    layers: BTreeSet<Layer>,
     /// Everything since the driver was loaded has been seen.
     whole: bool,
     driver: Driver,
@@ -82,6 +85,11 @@ impl Ledger {
         self.contexts.note_whole();
     }
 
+    /// Threads that were there when the trace began: they may have chosen a device before.
+    pub fn note_threads(&mut self, threads: impl IntoIterator<Item = Tid>) {
+        threads.into_iter().for_each(|tid| self.contexts.note_early(tid));
+    }
+
     /// The library of this level's pools was loaded before the trace began.
     pub fn note_late(&mut self, level: Level) {
         self.pools.note_late(level);
@@ -116,6 +124,11 @@ impl Ledger {
     /// Records were dropped: from here on differences are losses, not mismatches.
     pub fn note_loss(&mut self) {
         self.accuracy.lossy = true;
+    }
+
+    /// Whose calls told of what was allocated below the pools.
+    pub fn counted_at(&self) -> impl Iterator<Item = Layer> {
+        self.layers.iter().copied()
     }
 
     /// How exact it is.
@@ -158,14 +171,20 @@ impl Ledger {
         stack: StackIndex,
     ) {
         let (address, size) = (event.address.0, event.size);
-        let device = u8::try_from(aux).ok().map(Device);
+        // An `int`: what is above it in a register is nobody's.
+        let device = u8::try_from(aux as u32).ok().map(Device);
+        let allocates = [op::ALLOC, op::PIN, op::CREATE, op::IMPORT, op::IMPORT_HANDLE];
+        if phase == Phase::Done && allocates.contains(&call.op()) {
+            self.layers.insert(call.layer());
+        }
         match (call.op(), phase) {
             (op::ALLOC | op::PIN | op::CREATE, Phase::Failed(error)) => {
                 self.failures.add(event, call, error, stack);
             }
             (op::ALLOC, Phase::Done) => {
                 self.failures.settle(event.tid, false);
-                self.allocate(event, stack);
+                let context = self.contexts.of_call(event.tid, call.layer());
+                self.allocate(event, context, stack);
             }
             (op::FREE, Phase::Begun) => self.free(event),
             (op::PIN, Phase::Done) => self.pin(event, stack),
@@ -208,26 +227,35 @@ impl Ledger {
             (op::CONTEXT_PUSHED, Phase::Done) => self.contexts.push(event.tid, address),
             (op::CONTEXT_POPPED, Phase::Done) => self.contexts.pop(event.tid),
             (op::CONTEXT_DESTROYED, Phase::Done) => self.destroy(address),
+            (op::GREEN_CREATED, Phase::Done) => self.contexts.green_created(address, device),
+            (op::GREEN_CONTEXT, Phase::Done) => self.contexts.green_context(address, aux),
+            (op::GREEN_DESTROYED, Phase::Done) => {
+                let ended = self.contexts.green_destroyed(address);
+                self.reset(ended);
+            }
+            (op::DEVICE_SET, Phase::Done) => self.contexts.choose(event.tid, device),
             (op::DEVICE_RESET, Phase::Done) => {
-                if let Some(context) = device.and_then(|device| self.contexts.primary(device)) {
-                    self.destroy(context);
-                }
+                let device = match call.layer() {
+                    Layer::Driver => device,
+                    Layer::Runtime => {
+                        self.contexts.device(self.contexts.of_call(event.tid, Layer::Runtime))
+                    }
+                };
+                self.reset(device);
             }
             (op::DEVICE_RELEASED, Phase::Done) => {
-                if let Some(context) = device.and_then(|device| self.contexts.released(device)) {
-                    self.destroy(context);
-                }
+                let ended = device.filter(|&device| self.contexts.released(device));
+                self.reset(ended);
             }
             _ => {}
         }
     }
 
-    fn allocate(&mut self, event: &AllocationEvent, stack: StackIndex) {
+    fn allocate(&mut self, event: &AllocationEvent, context: u64, stack: StackIndex) {
         // The address of a block whose free was not seen: the driver would not hand it out twice.
         if let Some((block, _)) = self.take_block(event.address.0) {
             self.count_frees([block.memory]);
         }
-        let context = self.contexts.current(event.tid);
         let device = self.contexts.device(context);
         let memory = Memory { size: event.size, stack, device, pooled: false };
         self.driver.insert(event.address.0, Block { memory, context });
@@ -354,6 +382,12 @@ impl Ledger {
             }
             _ => {}
         }
+    }
+
+    /// The primary context of a device has ended.
+    fn reset(&mut self, device: Option<Device>) {
+        let contexts = device.map(|device| self.contexts.primaries(device));
+        contexts.into_iter().flatten().for_each(|context| self.destroy(context));
     }
 
     /// Everything that was allocated in a context goes with it.

@@ -1,8 +1,8 @@
 //! What the ledger is fed with: allocations and frees, decoded and typed.
 
-use tracer_common::calls::{CALLS, when};
+use tracer_common::calls::{CALLS, Call, FIRST_RUNTIME, extent, when};
 
-use super::ids::{CodeAddress, Device, DeviceAddress, Pid, PoolId, StackId, Tid};
+use super::ids::{CodeAddress, Device, DeviceAddress, Layer, Pid, PoolId, StackId, Tid};
 
 /// An entry point of the CUDA driver, or of the runtime above it: its place in [`CALLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,12 +31,23 @@ impl DriverCall {
 
     /// Whether it is one of the runtime's.
     pub fn is_runtime(self) -> bool {
-        CALLS.get(usize::from(self.0)).is_some_and(|call| call.shape.when == when::RUNTIME)
+        usize::from(self.0) >= FIRST_RUNTIME
+    }
+
+    /// The layer that it belongs to.
+    pub fn layer(self) -> Layer {
+        if self.is_runtime() { Layer::Runtime } else { Layer::Driver }
     }
 
     /// Whether its result is looked at when it returns.
     pub fn is_followed(self) -> bool {
         CALLS.get(usize::from(self.0)).is_some_and(|call| call.shape.when != when::ENTRY_ONLY)
+    }
+
+    /// Its size, where that is one of dimensions.
+    pub(crate) fn size(self, failed: bool, arguments: &[u64; 6], words: &[u64; 5]) -> u64 {
+        let size = |call: &Call| extent::size(call.shape.size, failed, arguments, words);
+        CALLS.get(usize::from(self.0)).map_or(0, size)
     }
 
     /// Its exported name.

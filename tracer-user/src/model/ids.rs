@@ -44,6 +44,17 @@ impl StackIndex {
     pub const NONE: Self = Self(0);
 }
 
+/// Whose calls tell of the memory that the driver hands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layer {
+    /// The driver's own.
+    Driver,
+    /// The runtime's, where those of the driver inside are not probed. What comes from the driver in
+    /// another way is not seen then.
+    Runtime,
+}
+
 /// The level at which an allocation is counted. A pool's blocks lie inside driver allocations, so
 /// levels are never added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ pub use event::{
     AllocationEvent, AllocatorTotals, DriverCall, EventKind, Phase, PoolFacts, StackRef,
 };
 pub use ids::{
-    CodeAddress, CodeId, Device, DeviceAddress, Level, Pid, PoolId, StackId, StackIndex, Tid,
+    CodeAddress, CodeId, Device, DeviceAddress, Layer, Level, Pid, PoolId, StackId, StackIndex, Tid,
 };
 pub use snapshot::{
     AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind, GpuUse,

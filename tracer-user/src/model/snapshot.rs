@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use super::ids::{Device, Level, Pid};
+use super::ids::{Device, Layer, Level, Pid};
 
 /// Name and version of the JSON schema.
 pub const SCHEMA: &str = "cudatrace.report/1";
@@ -137,6 +137,8 @@ pub struct ProcessSnapshot {
     pub state: ProcessState,
     /// How it ended, such as `exit 0` or `signal 9`, if known.
     pub exit: Option<String>,
+    /// Whose calls told of what was allocated below the pools, since attach; empty while nothing was.
+    pub counted_at: Vec<Layer>,
     /// By index; the one without index holds driver memory whose device is not known.
     pub devices: Vec<DeviceSnapshot>,
     /// Pools, of which a device's totals are the sums.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{
     AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
-    GpuUse, HostSnapshot, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot,
+    GpuUse, HostSnapshot, Layer, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot,
     Tracer, Verdict,
 };
 
@@ -87,6 +87,7 @@ fn process() -> ProcessSnapshot {
         devices: vec![device()],
         pools: Vec::new(),
         gpus: Vec::new(),
+        counted_at: vec![Layer::Driver],
         residual_bytes: None,
         host: HostSnapshot::default(),
         sites: vec![
@@ -264,6 +265,9 @@ fn text() {
     host.sites.push(site("10", Level::Pinned, None, 64 << 20, line()));
     host.sites.push(site("11", Level::Cpu, None, 3 << 20, line()));
     insta::assert_snapshot!("text_host", render(write_text, &snapshot(vec![host])));
+    let runtime = ProcessSnapshot { counted_at: vec![Layer::Runtime], ..process() };
+    let both = ProcessSnapshot { counted_at: vec![Layer::Driver, Layer::Runtime], ..process() };
+    insta::assert_snapshot!("text_runtime", render(write_text, &snapshot(vec![runtime, both])));
     insta::assert_snapshot!("text_no_process", render(write_text, &snapshot(Vec::new())));
 }
 

@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
-use super::{SessionError, found::Found};
+use super::{SessionError, found::Found, layer};
 use crate::{
     bpf::{Kernel, LoadError, LoadOptions},
     discover::{
         library::LibraryFile,
         plan::{self, Extras},
     },
-    model::{Coverage, Pid},
+    model::{Coverage, Layer, Pid},
     sys::{btf, kernel_release, privilege},
 };
 
@@ -71,6 +71,10 @@ pub struct ProcessDiagnosis {
     pub python: Option<String>,
     /// Why there would be no Python stacks.
     pub python_gap: Option<String>,
+    /// Whose calls would tell of GPU memory; `null` if neither the driver's nor the runtime's can be probed.
+    pub counted_at: Option<Layer>,
+    /// What that means, in words.
+    pub counts: &'static str,
     /// Its libraries, and those that it can be foreseen to load.
     pub libraries: Vec<LibraryDiagnosis>,
 }
@@ -197,6 +201,9 @@ fn process(pid: Pid, extras: Extras) -> Result<ProcessDiagnosis, SessionError> {
     let found = Found::look(pid)?;
     let mut libraries: Vec<LibraryDiagnosis> =
         found.libraries.iter().map(|library| plan(library, extras)).collect();
+    let probed = libraries.iter().map(|library| !library.probes.is_empty());
+    let counted_at =
+        layer::counted_at(found.libraries.iter().zip(probed), layer::uses_gpu(&found.files));
     if let Some(python) = &found.python {
         let (probes, gaps) = match plan::for_code_dealloc(&python.code_dealloc) {
             Ok(site) => (vec![site], Vec::new()),
@@ -216,6 +223,8 @@ fn process(pid: Pid, extras: Extras) -> Result<ProcessDiagnosis, SessionError> {
         container: found.info.container,
         python: found.python.map(|python| python.version),
         python_gap: found.python_gap,
+        counted_at,
+        counts: layer::meaning(counted_at),
         libraries,
     })
 }

@@ -2,6 +2,7 @@
 
 mod diagnosis;
 mod found;
+mod layer;
 mod probes;
 
 use std::{
@@ -31,7 +32,7 @@ use crate::{
         process::{self, ProcessError, ProcessInfo},
         python::{self, PythonError, PythonTarget},
     },
-    model::{AllocationEvent, Level, Pid, Snapshot},
+    model::{AllocationEvent, Layer, Level, Pid, Snapshot},
     sys::{
         self,
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
@@ -92,6 +93,8 @@ struct Target {
     _lock: TraceLock,
     /// Why Python stacks are off.
     python_gap: Option<String>,
+    /// What is missed below the pools.
+    layer_gap: Option<&'static str>,
     alive: bool,
 }
 
@@ -170,7 +173,9 @@ impl Session {
         let Found { info, pidfd, python, python_gap, libraries, files } = found;
         let pid = info.pid;
         let unavailable = self.kernel.types_unavailable().map(ToString::to_string);
-        let whole = !libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped);
+        let uses_gpu = layer::uses_gpu(&files);
+        let in_use =
+            uses_gpu || libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped);
         let earlier = self.probes.coverage.len();
         let any = self.probes.attach_libraries(&mut self.kernel, pid, &libraries);
         let config = self.probes.config(&mut self.kernel, pid, python.as_ref());
@@ -184,11 +189,17 @@ impl Session {
             return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
         }
         let late = late(&libraries).collect();
-        let facts = ProcessFacts { whole, late, ..self.facts(&info, python.as_ref()) };
+        let facts = ProcessFacts { whole: !in_use, late, ..self.facts(&info, python.as_ref()) };
         self.core.set_process(pid, facts);
+        // Those that begin from here on are seen from their first call on.
+        self.core.note_threads(pid, process::threads(pid));
         map_code(&mut self.core, pid, &files);
         let python_gap = unavailable.or(python_gap);
-        self.targets.push(Target { info, pidfd, _lock: lock, python_gap, alive: true });
+        let probed = libraries.iter().map(|library| (library, self.probes.has(pid, library)));
+        let layer = layer::counted_at(probed, uses_gpu);
+        // What is not in use may yet be loaded from somewhere.
+        let layer_gap = (in_use && layer != Some(Layer::Driver)).then(|| layer::meaning(layer));
+        self.targets.push(Target { info, pidfd, _lock: lock, python_gap, layer_gap, alive: true });
         Ok(())
     }
 
@@ -289,6 +300,7 @@ impl Session {
         let mut warnings = Vec::new();
         for target in &self.targets {
             warnings.extend(target.python_gap.iter().map(|why| format!("no Python stacks: {why}")));
+            warnings.extend(target.layer_gap.map(str::to_owned));
             if target.info.nested_namespaces > 0 {
                 tracing::debug!("process {} is in a pid namespace", target.info.pid);
             }

@@ -50,6 +50,12 @@ impl Probes {
         self.done.contains_key(&(self.scope(pid), probed))
     }
 
+    /// Whether any probe of a library of a process is there.
+    pub fn has(&self, pid: Pid, library: &LibraryFile) -> bool {
+        let probed = Probed::Library(library.kind, library.inode);
+        self.done.get(&(self.scope(pid), probed)).is_some_and(|&there| there)
+    }
+
     /// Attaches everything that libraries of a process offer, and notes what they do not. Returns
     /// whether any probe is there.
     pub fn attach_libraries(

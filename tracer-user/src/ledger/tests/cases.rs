@@ -308,3 +308,78 @@ fn an_arena_is_of_the_device_that_its_first_block_lies_in() {
     untold(&mut model, arena(0xb), 0x7000, 0, None);
     assert_eq!(model.ledger.accuracy().unmatched_frees, 1);
 }
+
+#[test]
+fn a_call_of_the_runtime_counts_like_one_of_the_driver() {
+    let mut model = attached();
+    let call = |model: &mut Model, symbol, phase, address, size| {
+        model.call(0, symbol, phase, address, size, 0, 1);
+    };
+    call(&mut model, "cudaMalloc", Phase::Done, 0x1000, 100);
+    call(&mut model, "cuMemAlloc_v2", Phase::Done, 0x2000, 300);
+    call(&mut model, "cudaHostAlloc", Phase::Done, 0x7000, 5000);
+    assert_eq!(driver_bytes(&model, Some(0)) + driver_bytes(&model, None), 400);
+    assert_eq!(model.ledger.pinned_bytes(), 5000);
+    assert!(model.ledger.counted_at().eq([Layer::Driver, Layer::Runtime]));
+    // Each is freed through the other layer, and a free that fails is none.
+    call(&mut model, "cudaFree", Phase::Begun, 0x2000, 0);
+    call(&mut model, "cudaFree", Phase::Failed(1), 0x2000, 0);
+    assert_eq!(driver_bytes(&model, None), 300);
+    call(&mut model, "cudaFree", Phase::Begun, 0x2000, 0);
+    call(&mut model, "cuMemFree_v2", Phase::Begun, 0x1000, 0);
+    call(&mut model, "cudaFreeHost", Phase::Begun, 0x7000, 0);
+    assert_eq!(driver_bytes(&model, Some(0)) + driver_bytes(&model, None), 0);
+    assert_eq!(model.ledger.pinned_bytes(), 0);
+}
+
+#[test]
+fn a_thread_has_the_device_that_it_chose_or_the_first() {
+    let mut model = attached();
+    model.ledger.note_threads([Tid(0)]);
+    let mut address = 0x1000;
+    let mut allocate = |model: &mut Model, thread| {
+        address += 0x1000;
+        model.call(thread, "cudaMalloc", Phase::Done, address, 100, 0, 1);
+    };
+    // It may have chosen one before attach.
+    allocate(&mut model, 0);
+    assert_eq!(driver_bytes(&model, None), 100);
+    allocate(&mut model, 1);
+    assert_eq!(driver_bytes(&model, Some(0)), 100);
+    model.call(0, "cudaSetDevice", Phase::Done, 0, 0, 1, 0);
+    model.call(1, "cudaSetDevice", Phase::Failed(101), 0, 0, 0, 0);
+    allocate(&mut model, 0);
+    allocate(&mut model, 1);
+    assert_eq!(driver_bytes(&model, Some(0)), 200);
+    assert_eq!(driver_bytes(&model, Some(1)), 100);
+    // What the upper half of a register holds is not part of an `int`.
+    model.call(1, "cudaSetDevice", Phase::Done, 0, 0, 0xdead_0000_0001, 0);
+    allocate(&mut model, 1);
+    assert_eq!(driver_bytes(&model, Some(1)), 200);
+    // Resets the device of the thread, and no other's.
+    model.call(0, "cudaDeviceReset", Phase::Done, 0, 0, 0, 0);
+    assert_eq!(driver_bytes(&model, Some(1)), 0);
+    assert_eq!(driver_bytes(&model, Some(0)), 200);
+    model.call(2, "cuDevicePrimaryCtxReset", Phase::Done, 0, 0, 0, 0);
+    assert_eq!(driver_bytes(&model, Some(0)), 0);
+}
+
+#[test]
+fn a_context_from_before_attach_is_that_of_the_device_chosen_in_it() {
+    let mut model = attached();
+    model.ledger.note_threads([Tid(0)]);
+    model.call(0, "cuCtxSetCurrent", Phase::Done, 0xc0, 0, 0, 0);
+    model.driver_alloc(0, 0x1000, 100, 1);
+    assert_eq!(driver_bytes(&model, None), 100);
+    model.call(0, "cudaSetDevice", Phase::Done, 0, 0, 1, 0);
+    model.driver_alloc(0, 0x2000, 300, 1);
+    assert_eq!(driver_bytes(&model, Some(1)), 300);
+    // Another one, of which nothing is known.
+    model.call(0, "cuCtxSetCurrent", Phase::Done, 0xc1, 0, 0, 0);
+    model.driver_alloc(0, 0x3000, 700, 1);
+    assert_eq!(driver_bytes(&model, None), 800);
+    // One whose device was seen.
+    model.call(0, "cuDevicePrimaryCtxRetain", Phase::Done, 0xc1, 0, 2, 0);
+    model.driver_alloc(0, 0x4000, 900, 1);
+    assert_eq!(driver_bytes(&model, Some(2)), 900);
+}

@@ -5,6 +5,7 @@ mod device;
 mod failures;
 mod fit;
 mod gpu;
+mod layer;
 mod lines;
 mod pool;
 
@@ -100,6 +101,7 @@ fn write_process(
     for device in &process.devices {
         device::write(device, process.state == ProcessState::Running, out)?;
     }
+    layer::write(&process.counted_at, out)?;
     gpu::write(process, out)?;
     for pool in process.pools.iter().filter(|pool| pool.level != Level::Pytorch) {
         pool::write(pool, out)?;
