@@ -283,6 +283,7 @@ void drop_block(struct block *block) {
         break;
     case BLOCK_DEVICE:
     case BLOCK_ARRAY:
+    case BLOCK_MIPMAPPED:
         discharge(block->device, block->size);
         give_addresses(block->address, block->size);
         break;

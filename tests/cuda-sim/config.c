@@ -19,9 +19,11 @@ struct failure {
 };
 
 static const char *const SCRIPTABLE[] = {
-    "cuMemAlloc", "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemAllocPitch_v2", "cuMemAllocAsync",
+    "cuMemAlloc", "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemAllocPitch",
+    "cuMemAllocPitch_v2", "cuMemAllocAsync",
     "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
-    "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemFree", "cuMemFree_v2", "cuMemFreeAsync",
+    "cuArrayCreate", "cuArrayCreate_v2", "cuArray3DCreate", "cuArray3DCreate_v2",
+    "cuMipmappedArrayCreate", "cuMipmappedArrayDestroy", "cuMemFree", "cuMemFree_v2", "cuMemFreeAsync",
     "cuMemFreeAsync_ptsz", "cuArrayDestroy", "cuMemAllocHost", "cuMemAllocHost_v2",
     "cuMemHostAlloc", "cuMemHostRegister", "cuMemHostRegister_v2", "cuMemFreeHost",
     "cuMemHostUnregister", "cuMemCreate", "cuMemRelease", "cuMemRetainAllocationHandle", "cuMemMap",
@@ -31,12 +33,13 @@ static const char *const SCRIPTABLE[] = {
     "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxReset_v2", "cuCtxCreate", "cuCtxCreate_v2", "cuCtxCreate_v3",
     "cuCtxCreate_v4", "cuCtxDestroy", "cuCtxDestroy_v2", "cuCtxSetCurrent", "cuCtxPushCurrent",
-    "cuCtxPushCurrent_v2", "cuCtxPopCurrent", "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2", "cuCtxPopCurrent", "cuCtxPopCurrent_v2", "cuGreenCtxCreate",
+    "cuCtxFromGreenCtx", "cuGreenCtxDestroy",
 };
 
 int device_count;
 
-static struct failure failures[32];
+static struct failure failures[64];
 static int failure_count;
 static int bad;
 

@@ -191,6 +191,7 @@ static CUresult create(const char *call, CUcontext *out, CUdevice device) {
     if (!result) {
         struct context *context = spare_context();
         context->device = device;
+        context->memory = NULL;
         context->alive = 1;
         *out = context;
         push(context);
@@ -203,7 +204,7 @@ static CUresult create(const char *call, CUcontext *out, CUdevice device) {
 static CUresult destroy(const char *call, CUcontext context) {
     lock_driver();
     CUresult result = scripted(call, 0);
-    if (!result && (!is_alive(context) || context->primary)) result = CUDA_ERROR_INVALID_CONTEXT;
+    if (!result && (!is_alive(context) || context->primary || context->memory)) result = CUDA_ERROR_INVALID_CONTEXT;
     if (!result) {
         drop_blocks_of(context);
         context->alive = 0;
@@ -245,18 +246,20 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     unlock_driver();
     return result;
 }
+static struct context *hold_primary(int device) {
+    struct context *context = &primaries[device];
+    context->device = device;
+    context->primary = 1;
+    context->alive = 1;
+    context->references++;
+    return context;
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     lock_driver();
     CUresult result = scripted(__func__, 0);
     if (!result && !is_device(device)) result = CUDA_ERROR_INVALID_DEVICE;
-    if (!result) {
-        struct context *context = &primaries[device];
-        context->device = device;
-        context->primary = 1;
-        context->alive = 1;
-        context->references++;
-        *out = context;
-    }
+    if (!result) *out = hold_primary(device);
     unlock_driver();
     return result;
 }
@@ -266,12 +269,16 @@ static void end_primary(struct context *context) {
     context->alive = 0;
 }
 
+static void let_primary_go(struct context *context) {
+    if (--context->references == 0) end_primary(context);
+}
+
 static CUresult release_primary(const char *call, CUdevice device) {
     lock_driver();
     CUresult result = scripted(call, 0);
     if (!result && !is_device(device)) result = CUDA_ERROR_INVALID_DEVICE;
     if (!result && !primaries[device].references) result = CUDA_ERROR_INVALID_CONTEXT;
-    if (!result && --primaries[device].references == 0) end_primary(&primaries[device]);
+    if (!result) let_primary_go(&primaries[device]);
     unlock_driver();
     return result;
 }
@@ -295,4 +302,46 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) { return reset_primary(__func__, device); }
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     return reset_primary(__func__, device);
+}
+
+/* --- green contexts: a part of a device's processors, on top of its primary context --- */
+
+EXPORT CUresult cuGreenCtxCreate(CUcontext *out, void *resources, CUdevice device, unsigned flags) {
+    (void)resources;
+    lock_driver();
+    CUresult result = scripted(__func__, 0);
+    if (!result && (!out || !flags)) result = CUDA_ERROR_INVALID_VALUE;
+    if (!result && !is_device(device)) result = CUDA_ERROR_INVALID_DEVICE;
+    if (!result) {
+        struct context *context = spare_context();
+        context->device = device;
+        context->memory = hold_primary(device);
+        context->alive = 1;
+        *out = context;
+    }
+    unlock_driver();
+    return result;
+}
+
+static int is_green(const struct context *context) { return is_alive(context) && context->memory; }
+
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *out, CUcontext green) {
+    lock_driver();
+    CUresult result = scripted(__func__, 0);
+    if (!result && (!out || !is_green(green))) result = CUDA_ERROR_INVALID_VALUE;
+    if (!result) *out = green;
+    unlock_driver();
+    return result;
+}
+EXPORT CUresult cuGreenCtxDestroy(CUcontext green) {
+    lock_driver();
+    CUresult result = scripted(__func__, 0);
+    if (!result && !is_green(green)) result = CUDA_ERROR_INVALID_CONTEXT;
+    if (!result) {
+        green->alive = 0;
+        if (top() == green) depth--;
+        let_primary_go(green->memory);
+    }
+    unlock_driver();
+    return result;
 }

@@ -39,12 +39,9 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ver
 
 #define UNSUPPORTED(name) \
     EXPORT CUresult name(void) { return CUDA_ERROR_NOT_SUPPORTED; }
-UNSUPPORTED(cuCtxFromGreenCtx)
 UNSUPPORTED(cuDevResourceGenerateDesc)
 UNSUPPORTED(cuDevSmResourceSplitByCount)
 UNSUPPORTED(cuDeviceGetDevResource)
-UNSUPPORTED(cuGreenCtxCreate)
-UNSUPPORTED(cuGreenCtxDestroy)
 UNSUPPORTED(cuGreenCtxStreamCreate)
 UNSUPPORTED(cuLogsUnregisterCallback)
 UNSUPPORTED(cuMemExportToShareableHandle)

@@ -10,6 +10,7 @@ struct context {
     int primary;
     int alive;
     int references; /* how often a primary context is retained */
+    struct context *memory; /* whose memory is allocated in it: of a green context the primary one's */
     struct context *next;
 };
 
@@ -19,6 +20,7 @@ enum kind {
     BLOCK_DEVICE,
     BLOCK_POOL,
     BLOCK_ARRAY,
+    BLOCK_MIPMAPPED,
     BLOCK_HOST,
     BLOCK_REGISTERED,
     BLOCK_IPC,

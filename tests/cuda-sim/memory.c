@@ -33,7 +33,8 @@ static CUresult allocate_in(struct context *context, const struct request *reque
         else discharge(device, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    add_block((struct block){*address, size, context, device, request->kind});
+    struct context *owner = context->memory ? context->memory : context;
+    add_block((struct block){*address, size, owner, device, request->kind});
     return CUDA_SUCCESS;
 }
 
@@ -100,6 +101,20 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
     if (!result) *pitch = padded;
     return result;
 }
+EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned *pitch, unsigned width,
+                                unsigned height, unsigned element) {
+    if (!pitch || !width || !height || width > UINT32_MAX - 511 ||
+        (element != 4 && element != 8 && element != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t address, padded = (width + 511u) & ~511u;
+    struct request request = {__func__, padded * height, BLOCK_DEVICE, ARENA_V1};
+    CUresult result = allocate(request, out ? &address : NULL);
+    if (!result) {
+        *out = (CUdeviceptr_v1)address;
+        *pitch = (unsigned)padded;
+    }
+    return result;
+}
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 address) { return release(__func__, address); }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) { return release(__func__, address); }
 
@@ -158,17 +173,47 @@ static unsigned format_bytes(int format) {
     }
 }
 
-static CUresult create_array(const char *call, uint64_t *out,
-                             const struct array_descriptor_3d *wanted) {
+/* The first version of the API. */
+struct array_descriptor_v1 {
+    unsigned width, height;
+    int format;
+    unsigned channels;
+};
+
+struct array_descriptor_3d_v1 {
+    unsigned width, height, depth;
+    int format;
+    unsigned channels, flags;
+};
+
+static size_t at_least_1(size_t length) { return length ? length : 1; }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* An array and `levels` - 1 smaller ones, each of half the dimensions of the one before. */
+static CUresult create_arrays(const char *call, uint64_t *out, enum kind kind, unsigned levels,
+                              const struct array_descriptor_3d *wanted) {
     const size_t longest = 131072; /* whose cube still fits in 64 bits, with 16 bytes per element */
     unsigned element = format_bytes(wanted->format) * wanted->channels;
     int channels_fit = wanted->channels == 1 || wanted->channels == 2 || wanted->channels == 4;
     if (!element || !channels_fit || !wanted->width || wanted->width > longest ||
         wanted->height > longest || wanted->depth > longest)
         return CUDA_ERROR_INVALID_VALUE;
-    size_t height = wanted->height ? wanted->height : 1, depth = wanted->depth ? wanted->depth : 1;
-    uint64_t bytes = wanted->width * height * depth * element;
-    return allocate((struct request){call, bytes, BLOCK_ARRAY, -1}, out);
+    enum { LAYERED = 1, CUBE = 4 };
+    size_t width = wanted->width, height = at_least_1(wanted->height);
+    size_t depth = at_least_1(wanted->depth);
+    int layered = (wanted->flags & (LAYERED | CUBE)) != 0;
+    uint64_t bytes = width * height * depth * element;
+    while (--levels && larger(larger(width, height), layered ? 1 : depth) > 1) {
+        width = at_least_1(width / 2), height = at_least_1(height / 2);
+        if (!layered) depth = at_least_1(depth / 2);
+        bytes += width * height * depth * element;
+    }
+    return allocate((struct request){call, bytes, kind, -1}, out);
+}
+
+static CUresult create_array(const char *call, uint64_t *out,
+                             const struct array_descriptor_3d *wanted) {
+    return create_arrays(call, out, BLOCK_ARRAY, 1, wanted);
 }
 
 EXPORT CUresult cuArrayCreate_v2(uint64_t *array, const struct array_descriptor *wanted) {
@@ -179,6 +224,26 @@ EXPORT CUresult cuArrayCreate_v2(uint64_t *array, const struct array_descriptor 
 }
 EXPORT CUresult cuArray3DCreate_v2(uint64_t *array, const struct array_descriptor_3d *wanted) {
     return wanted ? create_array(__func__, array, wanted) : CUDA_ERROR_INVALID_VALUE;
+}
+EXPORT CUresult cuArrayCreate(uint64_t *array, const struct array_descriptor_v1 *wanted) {
+    if (!wanted) return CUDA_ERROR_INVALID_VALUE;
+    struct array_descriptor_3d full = {wanted->width, wanted->height, 0, wanted->format,
+                                       wanted->channels, 0};
+    return create_array(__func__, array, &full);
+}
+EXPORT CUresult cuArray3DCreate(uint64_t *array, const struct array_descriptor_3d_v1 *wanted) {
+    if (!wanted) return CUDA_ERROR_INVALID_VALUE;
+    struct array_descriptor_3d full = {wanted->width,  wanted->height,   wanted->depth,
+                                       wanted->format, wanted->channels, wanted->flags};
+    return create_array(__func__, array, &full);
+}
+EXPORT CUresult cuMipmappedArrayCreate(uint64_t *array, const struct array_descriptor_3d *wanted,
+                                       unsigned levels) {
+    if (!wanted || !levels) return CUDA_ERROR_INVALID_VALUE;
+    return create_arrays(__func__, array, BLOCK_MIPMAPPED, levels, wanted);
+}
+EXPORT CUresult cuMipmappedArrayDestroy(uint64_t array) {
+    return release_kind(__func__, array, BLOCK_MIPMAPPED, CUDA_ERROR_INVALID_VALUE);
 }
 EXPORT CUresult cuArrayDestroy(uint64_t array) {
     return release_kind(__func__, array, BLOCK_ARRAY, CUDA_ERROR_INVALID_VALUE);

@@ -20,6 +20,9 @@ extern CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
 extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 extern CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+extern CUresult cuMemAllocAsync_ptsz(CUdeviceptr *, size_t, CUstream);
+extern CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+extern CUresult cuMemFreeAsync_ptsz(CUdeviceptr, CUstream);
 extern CUresult cuMemHostAlloc(void **, size_t, unsigned);
 extern CUresult cuMemFreeHost(void *);
 extern CUresult cuMemHostRegister_v2(void *, size_t, unsigned);
@@ -27,6 +30,10 @@ extern CUresult cuMemHostUnregister(void *);
 extern CUresult cuMemGetInfo_v2(size_t *, size_t *);
 extern CUresult cuArray3DCreate_v2(uint64_t *, const struct array_descriptor_3d *);
 extern CUresult cuArrayDestroy(uint64_t);
+extern CUresult cuMipmappedArrayCreate(uint64_t *, const struct array_descriptor_3d *, unsigned);
+extern CUresult cuMipmappedArrayDestroy(uint64_t);
+extern CUresult cuImportExternalMemory(uint64_t *, const void *);
+extern CUresult cuDestroyExternalMemory(uint64_t);
 extern CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, struct ipc_handle, unsigned);
 extern CUresult cuIpcCloseMemHandle(CUdeviceptr);
 extern CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
@@ -68,6 +75,19 @@ EXPORT cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, CUmemor
 EXPORT cudaError_t cudaFreeAsync(void *pointer, void *stream) {
     return fail(cuMemFreeAsync((CUdeviceptr)pointer, stream));
 }
+EXPORT cudaError_t cudaMallocAsync_ptsz(void **pointer, size_t bytes, void *stream) {
+    cudaError_t error = ready();
+    return error ? error : fail(cuMemAllocAsync_ptsz((CUdeviceptr *)pointer, bytes, stream));
+}
+EXPORT cudaError_t cudaMallocFromPoolAsync_ptsz(void **pointer, size_t bytes, CUmemoryPool pool,
+                                                void *stream) {
+    cudaError_t error = ready();
+    if (error) return error;
+    return fail(cuMemAllocFromPoolAsync_ptsz((CUdeviceptr *)pointer, bytes, pool, stream));
+}
+EXPORT cudaError_t cudaFreeAsync_ptsz(void *pointer, void *stream) {
+    return fail(cuMemFreeAsync_ptsz((CUdeviceptr)pointer, stream));
+}
 EXPORT cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
     cudaError_t error = ready();
     *pointer = NULL;
@@ -90,6 +110,13 @@ EXPORT cudaError_t cudaIpcOpenMemHandle(void **pointer, struct ipc_handle handle
 }
 EXPORT cudaError_t cudaIpcCloseMemHandle(void *pointer) {
     return fail(cuIpcCloseMemHandle((CUdeviceptr)pointer));
+}
+EXPORT cudaError_t cudaImportExternalMemory(uint64_t *memory, const void *description) {
+    cudaError_t error = ready();
+    return error ? error : fail(cuImportExternalMemory(memory, description));
+}
+EXPORT cudaError_t cudaDestroyExternalMemory(uint64_t memory) {
+    return fail(cuDestroyExternalMemory(memory));
 }
 EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     cudaError_t error = ready();
@@ -142,17 +169,31 @@ static int array_format(const struct channels *channels) {
     default: return 0;
     }
 }
-EXPORT cudaError_t cudaMalloc3DArray(uint64_t *array, const struct channels *channels,
-                                     struct extent extent, unsigned flags) {
+static struct array_descriptor_3d array_descriptor(const struct channels *channels,
+                                                   struct extent extent, unsigned flags) {
     struct array_descriptor_3d wanted = {extent.width, extent.height, extent.depth,
                                          array_format(channels), 0, flags};
     for (int i = 0; i < 4; i++) wanted.channels += channels->bits[i] != 0;
+    return wanted;
+}
+EXPORT cudaError_t cudaMalloc3DArray(uint64_t *array, const struct channels *channels,
+                                     struct extent extent, unsigned flags) {
+    struct array_descriptor_3d wanted = array_descriptor(channels, extent, flags);
     cudaError_t error = ready();
     return error ? error : fail(cuArray3DCreate_v2(array, &wanted));
 }
 EXPORT cudaError_t cudaMallocArray(uint64_t *array, const struct channels *channels, size_t width,
                                    size_t height, unsigned flags) {
     return cudaMalloc3DArray(array, channels, (struct extent){width, height, 0}, flags);
+}
+EXPORT cudaError_t cudaMallocMipmappedArray(uint64_t *array, const struct channels *channels,
+                                            struct extent extent, unsigned levels, unsigned flags) {
+    struct array_descriptor_3d wanted = array_descriptor(channels, extent, flags);
+    cudaError_t error = ready();
+    return error ? error : fail(cuMipmappedArrayCreate(array, &wanted, levels));
+}
+EXPORT cudaError_t cudaFreeMipmappedArray(uint64_t array) {
+    return array ? fail(cuMipmappedArrayDestroy(array)) : 0;
 }
 EXPORT cudaError_t cudaFreeArray(uint64_t array) {
     return array ? fail(cuArrayDestroy(array)) : 0;

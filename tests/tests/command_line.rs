@@ -393,6 +393,7 @@ fn doctor_tells_what_would_be_traced() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["schema"], "cudatrace.doctor/1");
     assert!(report["machine"].as_array().unwrap().iter().all(|check| check["state"] == "ok"));
+    assert_eq!(report["process"]["counted_at"], "driver");
     let libraries = report["process"]["libraries"].as_array().unwrap();
     let driver = libraries
         .iter()
