@@ -91,10 +91,26 @@ fn cells_at_the_same_address_are_not_confused() {
         .map(|site| {
             let frame = &site.frames[0];
             assert_eq!(frame.function, "<module>");
+            assert_eq!(site.frames.len(), 1, "what is outside the cell is not taken");
             ((frame.file.clone(), u64::from(frame.line.unwrap())), site.live_bytes)
         })
         .collect();
     assert_eq!(captured, expected);
+}
+
+/// To their end, stacks go through IPython and the kernel's loop.
+#[test]
+fn full_stacks_go_to_the_end() {
+    let mut kernel = Kernel::start();
+    let options = LoadOptions { full_stacks: true, ..LoadOptions::default() };
+    let mut trace = Trace::attach(kernel.pid, &options);
+    kernel.run(&mut trace, "import torch\nkept = torch.empty(512, device='cuda')");
+    let snapshot = trace.snapshot();
+    let site = pool_sites(&only_process(&snapshot).sites).next().unwrap();
+    let functions: Vec<&str> = site.frames.iter().map(|frame| frame.function.as_str()).collect();
+    assert!(functions.contains(&"run_code"), "{functions:?}");
+    assert!(functions.last().unwrap().starts_with("_run_module"), "{functions:?}");
+    assert_eq!(site.frames_note, None);
 }
 
 /// An error of a traced call reaches the report, and the notebook.

@@ -14,8 +14,12 @@ use tracer_user::{
     model::{Level, ProcessSnapshot, ProcessState, Snapshot},
 };
 
-const FOLLOW: LoadOptions =
-    LoadOptions { ring_bytes: tracer_user::bpf::DEFAULT_RING_BYTES, log: false, follow: true };
+const FOLLOW: LoadOptions = LoadOptions {
+    ring_bytes: tracer_user::bpf::DEFAULT_RING_BYTES,
+    log: false,
+    follow: true,
+    full_stacks: false,
+};
 
 fn start(args: &[&str]) -> Talker {
     let driver = simulated_driver();

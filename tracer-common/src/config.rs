@@ -45,8 +45,11 @@ pub struct ProcessConfig {
     pub answered: u64,
     /// Whether its children are traced, and what it becomes by `execve` (0 or 1).
     pub follow: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Whether stacks are taken to their end, and not only up to the boundary (0 or 1).
+    pub full_stacks: u32,
+    /// Code object of IPython's `run_code`, which runs the cells of a notebook; 0 as long as it is not
+    /// known. The kernel half finds it.
+    pub boundary: u64,
     /// Offsets inside the interpreter's structures.
     pub layout: PythonLayout,
 }

@@ -33,6 +33,8 @@ pub mod tag {
     pub const POOL: u16 = 9;
     /// [`super::CallEvent`]
     pub const CALL: u16 = 10;
+    /// [`super::CellRecord`]
+    pub const CELL: u16 = 11;
 }
 
 /// Which probe saw an event ([`MemoryEvent::probe`]): below [`crate::calls::MAX_CALLS`] the place of
@@ -111,6 +113,8 @@ pub mod stack_flag {
     pub const NO_PYTHON: u8 = 4;
     /// No scratch buffer was free (preempted probes on this CPU); the stack was not taken.
     pub const BUSY: u8 = 8;
+    /// The frames outside IPython's `run_code`, which runs a cell, were not taken.
+    pub const BOUNDARY: u8 = 16;
 }
 
 /// Most frames of a stack that are captured; the outermost ones beyond it are dropped and the
@@ -348,6 +352,23 @@ pub struct CodeFreedRecord {
     pub code: u64,
 }
 
+/// IPython begins to run a code object of a cell: the whole cell, or one of its statements. Its
+/// [`CodeRecord`] comes before it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellRecord {
+    /// `tag` is [`tag::CELL`].
+    pub header: RecordHeader,
+    /// Time of the call.
+    pub time_ns: u64,
+    /// Thread id.
+    pub tid: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Id of the code object; 0 if it could not be defined.
+    pub code: u64,
+}
+
 plain_data! {
     RecordHeader = 8,
     MemoryEvent = 64,
@@ -364,4 +385,5 @@ plain_data! {
     LossRecord = 24,
     ProcessRecord = 24,
     CodeFreedRecord = 16,
+    CellRecord = 32,
 }

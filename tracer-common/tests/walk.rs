@@ -7,7 +7,7 @@ use tracer_common::{
     ReadMem,
     config::{ThreadStateSource, thread_state_kind},
     python::{
-        code::{describe, read_lines},
+        code::{describe, has_name, read_lines},
         layout::{PythonLayout, entry_kind, instruction_kind},
         table::{self, VERSIONS},
         walk::{WalkState, instruction_offset, thread_state, walk},
@@ -17,25 +17,33 @@ use tracer_common::{
     },
 };
 
-/// Memory by address; what was not written is not readable.
+const PAGE: u64 = 4096;
+
+/// Memory as a process has it: in pages. A page on which nothing was written is not readable.
 #[derive(Default)]
-struct FakeMemory(BTreeMap<u64, u8>);
+struct FakeMemory(BTreeMap<u64, Vec<u8>>);
 
 impl FakeMemory {
     fn write(&mut self, at: u64, bytes: &[u8]) {
-        self.0.extend(bytes.iter().enumerate().map(|(i, byte)| (at + i as u64, *byte)));
+        for (address, byte) in (at..).zip(bytes) {
+            let page = self.0.entry(address / PAGE).or_insert_with(|| vec![0xaa; PAGE as usize]);
+            page[(address % PAGE) as usize] = *byte;
+        }
     }
 
     fn write_u64(&mut self, at: u64, value: u64) {
         self.write(at, &value.to_le_bytes());
     }
+
+    fn byte(&self, at: u64) -> Option<u8> {
+        Some(self.0.get(&(at / PAGE))?[(at % PAGE) as usize])
+    }
 }
 
 impl ReadMem for FakeMemory {
     unsafe fn read(&self, addr: u64, dst: *mut u8, len: u32) -> bool {
-        let bytes: Option<Vec<u8>> =
-            (0..u64::from(len)).map(|i| self.0.get(&addr.wrapping_add(i)).copied()).collect();
-        let Some(bytes) = bytes else { return false };
+        let bytes = (0..u64::from(len)).map(|i| self.byte(addr.wrapping_add(i)));
+        let Some(bytes) = bytes.collect::<Option<Vec<u8>>>() else { return false };
         // SAFETY: the caller vouches for `dst`.
         unsafe { dst.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         true
@@ -44,7 +52,12 @@ impl ReadMem for FakeMemory {
 
 const TSTATE: u64 = 0x10_0000;
 const CFRAME: u64 = 0x20_0000;
+/// Where the data stack begins: outer frames lie lower.
 const FRAMES: u64 = 0x30_0000;
+const HEAP: u64 = 0x1000_0000;
+/// Nothing is here.
+const HOLE: u64 = 0x2000_0000;
+const CODES: u64 = 0x4000_0000;
 
 /// A frame to build: its code object and instruction, or a shim.
 #[derive(Clone, Copy, Debug)]
@@ -52,30 +65,59 @@ struct Made {
     code: u64,
     instruction: u32,
     shim: bool,
+    /// Bytes of its variables, after its fixed part; `None` if it is an object by itself, as a generator's.
+    variables: Option<u64>,
 }
 
 fn made() -> impl Strategy<Value = Made> {
-    (1..1000u64, 0..5000u32, prop::bool::weighted(0.2)).prop_map(|(code, instruction, shim)| Made {
-        code: 0x4000_0000 + 64 * code,
-        instruction: 2 * instruction,
-        shim,
-    })
+    let variables = prop::option::weighted(0.8, (0..200u64).prop_map(|words| 8 * words));
+    (1..1000u64, 0..5000u32, prop::bool::weighted(0.2), variables).prop_map(
+        |(code, instruction, shim, variables)| Made {
+            code: CODES + 64 * code,
+            instruction: 2 * instruction,
+            shim,
+            variables,
+        },
+    )
+}
+
+/// Where frames lie, innermost first, and 0 after the last.
+fn addresses(layout: &PythonLayout, frames: &[Made], hole: Option<usize>) -> Vec<u64> {
+    let size = u64::from(layout.frame_size).next_multiple_of(8);
+    let mut top = FRAMES;
+    let mut addresses: Vec<u64> = frames
+        .iter()
+        .enumerate()
+        .rev()
+        .map(|(index, frame)| match frame.variables {
+            _ if Some(index) == hole => HOLE,
+            Some(variables) => {
+                let address = top;
+                top += size + variables;
+                address
+            }
+            None => HEAP + 8 * 77 * index as u64,
+        })
+        .collect();
+    addresses.reverse();
+    addresses.push(0);
+    addresses
 }
 
 /// Lays frames out, innermost first; leaves the one at `hole` unreadable.
 fn lay_out(layout: &PythonLayout, frames: &[Made], hole: Option<usize>) -> FakeMemory {
     let mut memory = FakeMemory::default();
-    let address = |index: usize| if index < frames.len() { FRAMES + 256 * index as u64 } else { 0 };
+    let addresses = addresses(layout, frames, hole);
     if layout.entry == entry_kind::CFRAME {
         memory.write_u64(TSTATE + u64::from(layout.tstate_frame), CFRAME);
-        memory.write_u64(CFRAME + u64::from(layout.cframe_frame), address(0));
+        memory.write_u64(CFRAME + u64::from(layout.cframe_frame), addresses[0]);
     } else {
-        memory.write_u64(TSTATE + u64::from(layout.tstate_frame), address(0));
+        memory.write_u64(TSTATE + u64::from(layout.tstate_frame), addresses[0]);
     }
     for (index, frame) in frames.iter().enumerate().filter(|(index, _)| Some(*index) != hole) {
-        let at = address(index);
+        let at = addresses[index];
         memory.write(at, &vec![0xaa; usize::from(layout.frame_size)]);
-        memory.write_u64(at + u64::from(layout.frame_previous), address(index + 1));
+        memory.write_u64(at + u64::from(layout.frame_previous), addresses[index + 1]);
         // 3.14 tags its references.
         let tag = u64::from(layout.frame_owner == 74);
         memory.write_u64(at + u64::from(layout.frame_code), frame.code | tag);
@@ -134,7 +176,12 @@ proptest! {
     #[test]
     fn a_deep_stack_keeps_its_inner_frames(layout in version(), more in 1..100usize) {
         let frames: Vec<Made> = (0..MAX_FRAMES + more)
-            .map(|i| Made { code: 0x4000_0000 + 64 * i as u64, instruction: 0, shim: false })
+            .map(|i| Made {
+                code: CODES + 64 * i as u64,
+                instruction: 0,
+                shim: false,
+                variables: Some(8 * i as u64),
+            })
             .collect();
         let state = walked(layout, &lay_out(layout, &frames, None));
         prop_assert_eq!(found(layout, &state), &expected(layout, &frames)[..MAX_FRAMES]);
@@ -151,6 +198,23 @@ proptest! {
         let state = walked(layout, &lay_out(layout, &frames, Some(hole)));
         prop_assert_eq!(found(layout, &state), expected(layout, &frames[..hole]));
         prop_assert_eq!(state.flags, u32::from(stack_flag::FAULT));
+    }
+
+    /// The walk stops at the innermost frame of the function that it is told, and says so.
+    #[test]
+    fn the_boundary_and_what_is_outside_are_left_out(
+        layout in version(),
+        frames in prop::collection::vec(made(), 1..60),
+        at in any::<prop::sample::Index>(),
+    ) {
+        let at = at.index(frames.len());
+        let mut frames = frames;
+        frames[at] = Made { code: CODES, shim: false, ..frames[at] };
+        let mut state = WalkState::new(1);
+        state.reset(1, CODES);
+        walk(layout, TSTATE, &mut state, &lay_out(layout, &frames, None));
+        prop_assert_eq!(found(layout, &state), expected(layout, &frames[..at]));
+        prop_assert_eq!(state.flags, u32::from(stack_flag::BOUNDARY));
     }
 
     /// Stacks that differ in one place have different hashes, and the seed counts.
@@ -183,7 +247,7 @@ proptest! {
     #[test]
     fn names_of_every_width(
         layout in version(),
-        name in "\\PC{0,300}",
+        name in prop_oneof!["\\PC{0,300}", Just("run_code".to_owned()), "run_cod[a-z]e?"],
         file in "\\PC{0,700}",
         table in prop::collection::vec(any::<u8>(), 0..3000),
     ) {
@@ -220,6 +284,8 @@ proptest! {
         prop_assert_eq!(&record.filename.bytes[..usize::from(record.filename.filled)], &file_bytes[skipped..]);
         prop_assert_eq!(record.filename.length as usize, file.chars().count());
         prop_assert_eq!(record.qualname.width, 0, "not there, so empty");
+        let run_code = u64::from_le_bytes(*b"run_code");
+        prop_assert_eq!(has_name(layout, CODE, run_code, &memory), name == "run_code");
 
         let mut read: Vec<u8> = Vec::new();
         while read.len() < table.len() {

@@ -1,8 +1,6 @@
 //! The memory of the current process, and the thread pointer.
 
-use aya_ebpf::helpers::{
-    bpf_get_current_task, bpf_probe_read_kernel, generated::bpf_probe_read_user,
-};
+use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_probe_read_user};
 use tracer_common::ReadMem;
 
 /// Offset of `thread.fsbase` in the kernel's `task_struct`; user space sets it from the kernel's
@@ -29,9 +27,10 @@ pub fn thread_pointer() -> Option<u64> {
     if offset == 0 {
         return None;
     }
-    // SAFETY: helpers check what they read.
+    // SAFETY: a field of the task that the program runs in, which the verifier knows by its type, and
+    // whose offset is constant to it.
     unsafe {
-        let task = bpf_get_current_task();
-        bpf_probe_read_kernel((task.wrapping_add(u64::from(offset))) as *const u64).ok()
+        let task = bpf_get_current_task_btf();
+        Some(task.cast::<u64>().byte_add(offset as usize).read_volatile())
     }
 }

@@ -10,7 +10,7 @@ use tracer_common::{
     counters::Counters,
     python::{
         code::{describe, read_lines},
-        walk::{instruction_offset, mix, thread_state, walk},
+        walk::{RawFrame, instruction_offset, mix, thread_state, walk},
     },
     wire::{
         LINES_CHUNK, LinesRecord, MAX_FRAMES, MAX_LINES_CHUNKS, RecordHeader, StackFrame,
@@ -43,12 +43,16 @@ pub fn take_in(target: &Target, scratch: &mut Scratch) -> Taken {
     if config.thread_state.kind == thread_state_kind::NONE {
         return Taken { id: 0, flags: 0 };
     }
-    let Some(tstate) = thread_pointer()
-        .and_then(|pointer| thread_state(&config.thread_state, pointer, &CurrentProcess))
-    else {
+    let Some(tstate) = current_thread_state(config) else {
         return Taken { id: 0, flags: stack_flag::NO_PYTHON };
     };
     take_with(target.tgid(), config, tstate, scratch)
+}
+
+/// The current thread's Python thread state.
+#[inline(always)]
+pub fn current_thread_state(config: &ProcessConfig) -> Option<u64> {
+    thread_state(&config.thread_state, thread_pointer()?, &CurrentProcess)
 }
 
 #[inline(always)]
@@ -56,7 +60,10 @@ fn take_with(tgid: u32, config: &ProcessConfig, tstate: u64, scratch: &mut Scrat
     // SAFETY: the generation changes under us at most once per freed code object; any value read
     // is one that was current during this hit.
     let generation = unsafe { core::ptr::read_volatile(&raw const config.generation) };
-    scratch.walk.reset(mix(config.life, generation));
+    // SAFETY: as for the generation.
+    let boundary = unsafe { core::ptr::read_volatile(&raw const config.boundary) };
+    let boundary = if config.full_stacks == 0 { boundary } else { 0 };
+    scratch.walk.reset(mix(config.life, generation), boundary);
     walk(&config.layout, tstate, &mut scratch.walk, &CurrentProcess);
 
     let flags = scratch.walk.flags as u8;
@@ -99,20 +106,23 @@ pub struct Cursor {
     incomplete: u64,
 }
 
+/// Sends the definition of one code object, unless user space knows it; returns its id, 0 if it has none.
+#[inline(always)]
+pub fn define_code(target: &Target, address: u64, scratch: &mut Scratch) -> u64 {
+    // SAFETY: a map value, which user space replaces as a whole but never frees under a program.
+    let config = unsafe { &*target.config };
+    scratch.walk.set_single(RawFrame { code: address, instruction: 0 });
+    if !define_codes(target.tgid(), config, scratch) {
+        return 0;
+    }
+    scratch.stack.frames[0].code
+}
+
 /// Sends the definition of a stack and of every code object in it that user space does not know.
 #[inline(always)]
 fn define(tgid: u32, id: u64, config: &ProcessConfig, scratch: &mut Scratch) -> bool {
     let depth = scratch.walk.depth as usize;
-    if depth > MAX_FRAMES {
-        return false;
-    }
-    scratch.cursor = Cursor { frame: 0, sent: 0, code: 0, table: 0, incomplete: 0 };
-    for _ in 0..MAX_STEPS {
-        if !define_step(tgid, config, scratch) {
-            break;
-        }
-    }
-    if (scratch.cursor.frame as usize) < depth {
+    if depth > MAX_FRAMES || !define_codes(tgid, config, scratch) {
         return false;
     }
     scratch.stack.header = RecordHeader { tag: tag::STACK, detail: depth as u16, tgid };
@@ -121,6 +131,18 @@ fn define(tgid: u32, id: u64, config: &ProcessConfig, scratch: &mut Scratch) -> 
     scratch.stack.pad = 0;
     let size = StackRecord::FIXED_SIZE + depth * size_of::<StackFrame>();
     emit::front(tgid, Class::Definition, &scratch.stack, size) && scratch.cursor.incomplete == 0
+}
+
+/// Defines the code objects of the frames that were found; `false` if that has to go on at the next hit.
+#[inline(always)]
+fn define_codes(tgid: u32, config: &ProcessConfig, scratch: &mut Scratch) -> bool {
+    scratch.cursor = Cursor { frame: 0, sent: 0, code: 0, table: 0, incomplete: 0 };
+    for _ in 0..MAX_STEPS {
+        if !define_step(tgid, config, scratch) {
+            break;
+        }
+    }
+    scratch.cursor.frame >= scratch.walk.depth
 }
 
 /// Sends at most one piece; `false` when every frame is done.

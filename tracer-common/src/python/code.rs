@@ -41,6 +41,15 @@ pub fn describe(
     bytes.wrapping_add(u64::from(layout.bytes_data))
 }
 
+/// Whether the name of the code object at `code` is these eight ASCII characters.
+#[inline(always)]
+pub fn has_name(layout: &PythonLayout, code: u64, name: u64, mem: &impl ReadMem) -> bool {
+    let field = |base: u64, offset: u16| mem.read_u64(base.wrapping_add(u64::from(offset)));
+    let Some(object) = field(code, layout.code_name) else { return false };
+    field(object, layout.string_length) == Some(8)
+        && field(object, layout.string_ascii_data) == Some(name)
+}
+
 /// Fills `record` with the piece of the line table at `table` that starts at `offset`; `false` when
 /// it cannot be read. `size` is the size of the whole table.
 #[inline(always)]

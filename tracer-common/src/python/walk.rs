@@ -13,8 +13,15 @@ use crate::{
 /// Steps of the walk: frames plus the shims between them.
 const MAX_STEPS: usize = MAX_FRAMES + MAX_FRAMES / 2;
 
-/// Room for the fixed part of one frame; a power of two, because offsets into it are masked.
-const FRAME_WINDOW: usize = 128;
+/// Most bytes of the fixed part of a frame; a power of two, because offsets into it are masked.
+const FRAME: usize = 128;
+
+/// Memory is read up to the end of a frame from the start of the page that the frame begins on: no other
+/// page is touched than those that the frame lies on.
+const PAGE: u64 = 4096;
+
+/// Room for that, in words.
+const WINDOW: usize = (PAGE as usize + FRAME) / 8;
 
 /// One frame as it lies in memory.
 #[repr(C)]
@@ -36,55 +43,105 @@ pub struct WalkState {
     pub depth: u32,
     /// Bits of [`stack_flag`].
     pub flags: u32,
+    /// Code object of the function that the walk stops at, 0 for none.
+    boundary: u64,
     /// Address of the next frame.
     next: u64,
-    /// Copy of the frame being looked at.
-    window: [u8; FRAME_WINDOW],
+    /// Address of the memory in the window.
+    start: u64,
+    /// Bytes of it.
+    filled: u32,
+    /// Where in the window the frame being looked at is.
+    at: u32,
+    /// Copy of memory. From CPython 3.11 on most frames of a thread lie one after the other, so that one
+    /// read gets many.
+    window: [u64; WINDOW],
     /// Innermost first; valid up to `depth`.
     pub frames: [RawFrame; MAX_FRAMES],
 }
 
 impl WalkState {
-    /// A state for a walk whose hash starts at `seed`.
+    /// A state for a walk whose hash starts at `seed`, and which stops at no function.
     pub fn new(seed: u64) -> Self {
         Self {
             hash: seed,
             depth: 0,
             flags: 0,
+            boundary: 0,
             next: 0,
-            window: [0; FRAME_WINDOW],
+            start: 0,
+            filled: 0,
+            at: 0,
+            window: [0; WINDOW],
             frames: [RawFrame::default(); MAX_FRAMES],
         }
     }
 
-    /// Makes the state ready for another walk.
+    /// Makes the state ready for another walk, which stops at the function with the code object at
+    /// `boundary`, unless that is 0.
     #[inline(always)]
-    pub fn reset(&mut self, seed: u64) {
+    pub fn reset(&mut self, seed: u64, boundary: u64) {
         self.hash = seed;
         self.depth = 0;
         self.flags = 0;
+        self.boundary = boundary;
         self.next = 0;
+        self.filled = 0;
     }
 
+    /// Makes it what a walk finds that finds one frame.
     #[inline(always)]
-    fn window_u64(&self, offset: u16) -> u64 {
-        let at = offset as usize & (FRAME_WINDOW - 8);
-        // SAFETY: the mask keeps `at + 8` within the window; `u64` reads need no alignment here.
-        unsafe { self.window.as_ptr().add(at).cast::<u64>().read_unaligned() }
+    pub fn set_single(&mut self, frame: RawFrame) {
+        self.frames[0] = frame;
+        self.depth = 1;
+        self.flags = 0;
     }
 
+    /// The word of the frame that the field at `offset` lies in. Words, because loads that need not be aligned
+    /// are made of single bytes on BPF.
     #[inline(always)]
-    fn window_u32(&self, offset: u16) -> u32 {
-        let at = offset as usize & (FRAME_WINDOW - 4);
-        // SAFETY: the mask keeps `at + 4` within the window.
-        unsafe { self.window.as_ptr().add(at).cast::<u32>().read_unaligned() }
-    }
-
-    #[inline(always)]
-    fn window_u8(&self, offset: u16) -> u8 {
-        let at = offset as usize & (FRAME_WINDOW - 1);
-        // SAFETY: the mask keeps `at` within the window.
+    fn word(&self, offset: u16) -> u64 {
+        let at = self.at as usize & (PAGE as usize - 1);
+        let at = at / 8 + (offset as usize & (FRAME - 1)) / 8;
+        // SAFETY: both are masked, and the window is as long as both together.
         unsafe { *self.window.as_ptr().add(at) }
+    }
+
+    #[inline(always)]
+    fn field_u32(&self, offset: u16) -> u32 {
+        (self.word(offset) >> (u32::from(offset) & 4) * 8) as u32
+    }
+
+    #[inline(always)]
+    fn field_u8(&self, offset: u16) -> u8 {
+        (self.word(offset) >> (u32::from(offset) & 7) * 8) as u8
+    }
+
+    /// Puts the next frame into the window, unless it is there already; `false` if it cannot be read.
+    #[inline(always)]
+    fn load(&mut self, layout: &PythonLayout, mem: &impl ReadMem) -> bool {
+        // Frames are aligned; anything else is none.
+        if self.next & 7 != 0 {
+            return false;
+        }
+        let size = u64::from(layout.frame_size) & (FRAME as u64 - 1);
+        let inside = self.next.wrapping_sub(self.start);
+        if inside < PAGE && inside + size <= u64::from(self.filled) {
+            self.at = inside as u32;
+            return true;
+        }
+        // Up to 3.10 every frame is an object by itself.
+        let contiguous = layout.instruction == instruction_kind::POINTER;
+        let before = if contiguous { self.next & (PAGE - 1) } else { 0 };
+        self.start = self.next.wrapping_sub(before);
+        self.filled = (before + size) as u32;
+        self.at = before as u32;
+        // SAFETY: a page and a frame fit into the window.
+        let read = unsafe { mem.read(self.start, self.window.as_mut_ptr().cast(), self.filled) };
+        if !read {
+            self.filled = 0;
+        }
+        read
     }
 }
 
@@ -94,6 +151,9 @@ pub fn mix(hash: u64, value: u64) -> u64 {
     let folded = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     folded ^ (folded >> 29)
 }
+
+/// Keeps a code object and an instruction, whose addresses are alike, apart in one value.
+const SPREAD: u64 = 0xd6e8_feb8_6659_fd93;
 
 /// The Python thread state of the thread whose thread pointer is `thread_pointer`; `None` if the
 /// thread has none.
@@ -114,30 +174,45 @@ pub fn thread_state(
     (tstate != 0).then_some(tstate)
 }
 
+/// The innermost frame of the thread with thread state `tstate`: its address, 0 if there is none, `None`
+/// if it cannot be read.
+#[inline(always)]
+pub fn innermost(layout: &PythonLayout, tstate: u64, mem: &impl ReadMem) -> Option<u64> {
+    let entry = mem.read_u64(tstate.wrapping_add(u64::from(layout.tstate_frame)))?;
+    if layout.entry == entry_kind::CFRAME && entry != 0 {
+        return mem.read_u64(entry.wrapping_add(u64::from(layout.cframe_frame)));
+    }
+    Some(entry)
+}
+
+/// The code object of the frame at an address.
+#[inline(always)]
+pub fn frame_code(layout: &PythonLayout, frame: u64, mem: &impl ReadMem) -> Option<u64> {
+    mem.read_u64(frame.wrapping_add(u64::from(layout.frame_code))).map(untagged)
+}
+
+/// 3.14 tags references in the low bits; code objects are at least 8-aligned everywhere.
+#[inline(always)]
+fn untagged(reference: u64) -> u64 {
+    reference & !7
+}
+
 /// Walks the Python frames of the thread with thread state `tstate` into `state`, innermost first.
 #[inline(always)]
 pub fn walk(layout: &PythonLayout, tstate: u64, state: &mut WalkState, mem: &impl ReadMem) {
-    let Some(mut entry) = mem.read_u64(tstate.wrapping_add(u64::from(layout.tstate_frame))) else {
+    let Some(frame) = innermost(layout, tstate, mem) else {
         state.flags |= u32::from(stack_flag::FAULT);
         return;
     };
-    if layout.entry == entry_kind::CFRAME && entry != 0 {
-        match mem.read_u64(entry.wrapping_add(u64::from(layout.cframe_frame))) {
-            Some(frame) => entry = frame,
-            None => {
-                state.flags |= u32::from(stack_flag::FAULT);
-                return;
-            }
-        }
-    }
-    state.next = entry;
+    state.next = frame;
 
     for _ in 0..MAX_STEPS {
         if !step(layout, state, mem) {
             break;
         }
     }
-    if state.next != 0 && state.flags & u32::from(stack_flag::FAULT) == 0 {
+    let ended = u32::from(stack_flag::FAULT | stack_flag::BOUNDARY);
+    if state.next != 0 && state.flags & ended == 0 {
         state.flags |= u32::from(stack_flag::TRUNCATED);
     }
     if state.depth == 0 && state.flags == 0 {
@@ -151,34 +226,35 @@ fn step(layout: &PythonLayout, state: &mut WalkState, mem: &impl ReadMem) -> boo
     if state.next == 0 {
         return false;
     }
-    let size = u32::from(layout.frame_size) & (FRAME_WINDOW as u32 - 1);
-    // SAFETY: `size` is less than the window.
-    if !unsafe { mem.read(state.next, state.window.as_mut_ptr(), size) } {
+    if !state.load(layout, mem) {
         state.flags |= u32::from(stack_flag::FAULT);
         return false;
     }
-    let shim = layout.shim_owner != 0 && state.window_u8(layout.frame_owner) >= layout.shim_owner;
+    let shim = layout.shim_owner != 0 && state.field_u8(layout.frame_owner) >= layout.shim_owner;
     if !shim {
+        let code = untagged(state.word(layout.frame_code));
+        if code == state.boundary && code != 0 {
+            state.flags |= u32::from(stack_flag::BOUNDARY);
+            return false;
+        }
         let depth = state.depth as usize;
         if depth >= MAX_FRAMES {
             return false;
         }
-        // 3.14 tags references in the low bits; code objects are at least 8-aligned everywhere.
-        let code = state.window_u64(layout.frame_code) & !7;
         let instruction = if layout.instruction == instruction_kind::POINTER {
-            state.window_u64(layout.frame_instruction)
+            state.word(layout.frame_instruction)
         } else {
-            u64::from(state.window_u32(layout.frame_instruction))
+            u64::from(state.field_u32(layout.frame_instruction))
         };
         // SAFETY: `depth` is less than the number of frames.
         unsafe {
             *state.frames.as_mut_ptr().add(depth & (MAX_FRAMES - 1)) =
                 RawFrame { code, instruction }
         };
-        state.hash = mix(mix(state.hash, code), instruction);
+        state.hash = mix(state.hash, code.wrapping_mul(SPREAD) ^ instruction);
         state.depth = depth as u32 + 1;
     }
-    state.next = state.window_u64(layout.frame_previous);
+    state.next = state.word(layout.frame_previous);
     true
 }
 

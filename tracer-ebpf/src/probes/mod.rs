@@ -1,5 +1,6 @@
 //! One program per entry point.
 
+mod cell;
 mod cupy;
 mod driver;
 mod pool;

@@ -20,7 +20,10 @@
 //!
 //! Pools whose blocks are only known when a function returns are in `pool_result.rs`.
 
-use core::{mem::offset_of, ptr::read_volatile};
+use core::{
+    mem::offset_of,
+    ptr::{self, read_volatile},
+};
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -84,13 +87,24 @@ pub fn report(target: &Target, mut block: BlockEvent) -> Option<()> {
         return Some(());
     };
     // From here on nothing tells one hook from another, so that the verifier goes through the walk once.
-    scratch.block = block;
+    set(&mut scratch.block, &block);
     let taken = stack::take_in(target, scratch);
     scratch.block.event.stack = taken.id;
     scratch.block.event.flags = taken.flags;
     emit::record(target.tgid(), Class::Event, &scratch.block);
     scratch::release(scratch);
     Some(())
+}
+
+/// Copies an event, word by word: the compiler would call a function that copies bytes.
+#[inline(always)]
+fn set(to: &mut BlockEvent, from: &BlockEvent) {
+    const WORDS: usize = size_of::<BlockEvent>() / 8;
+    let (to, from) = (ptr::from_mut(to).cast::<u64>(), ptr::from_ref(from).cast::<u64>());
+    for word in 0..WORDS {
+        // SAFETY: both are as long, and aligned to words.
+        unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
+    }
 }
 
 /// What a hook tells, without the stack.

@@ -133,6 +133,7 @@ fn try_exec() -> Option<()> {
             config.life = life;
             config.generation = 0;
             config.answered = 0;
+            config.boundary = 0;
         }
         _ => {
             let _ = PROCESSES.remove(target.tgid());

@@ -28,6 +28,13 @@ fn try_dealloc(ctx: &ProbeContext) -> Option<u64> {
     // SAFETY: a map value; a life ends only when all threads are gone.
     let life = unsafe { (*target.config).life };
     let key = CodeKey { address: ctx.arg(0)?, life };
+    // SAFETY: a map value; IPython may be loaded anew.
+    unsafe {
+        let boundary = &raw mut (*target.config).boundary;
+        if boundary.read_volatile() == key.address {
+            boundary.write_volatile(0);
+        }
+    }
     // SAFETY: a map value, copied before it is removed.
     let code = unsafe { *CODES.get_ptr(key)? };
     let _ = CODES.remove(key);

@@ -157,6 +157,7 @@ impl Aggregator {
             Record::Stack(definition) => {
                 self.naming.define_stack(&definition);
             }
+            Record::Cell(_) => {}
             Record::CodeFreed(pid, code) => self.naming.free_code(pid, code),
             Record::Loss { dropped } => {
                 self.announced_drops += dropped;

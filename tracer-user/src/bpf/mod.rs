@@ -66,11 +66,14 @@ pub struct LoadOptions {
     /// Trace the children of the traced processes as well (`--follow-fork`). Probes are then attached
     /// for whoever maps a library, and the kernel half picks out whose hits count.
     pub follow: bool,
+    /// Take the stacks of a notebook to their end, and not only up to IPython's `run_code`, outside of
+    /// which they are all the same (`--full-stacks`).
+    pub full_stacks: bool,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { ring_bytes: DEFAULT_RING_BYTES, log: false, follow: false }
+        Self { ring_bytes: DEFAULT_RING_BYTES, log: false, follow: false, full_stacks: false }
     }
 }
 

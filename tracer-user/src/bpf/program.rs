@@ -37,6 +37,8 @@ pub enum Program {
     TorchCpuDelete,
     /// CPython's `code_dealloc`.
     CodeDealloc,
+    /// CPython's `PyEval_EvalCode`, by which IPython runs a cell.
+    CellStarts,
     /// The dynamic loader's `_dl_debug_state`.
     LibrariesChanged,
 }
@@ -57,7 +59,7 @@ impl PoolFunction {
 }
 
 /// The names of all programs on functions.
-pub(super) const UPROBES: [&str; 11] = [
+pub(super) const UPROBES: [&str; 12] = [
     "driver_entry",
     "driver_return",
     "runtime_entry",
@@ -68,6 +70,7 @@ pub(super) const UPROBES: [&str; 11] = [
     "torch_trace",
     "torch_cpu_delete",
     "code_dealloc",
+    "cell_starts",
     "libraries_changed",
 ];
 
@@ -84,6 +87,7 @@ impl Program {
             Self::TorchTrace(_) => "torch_trace",
             Self::TorchCpuDelete => "torch_cpu_delete",
             Self::CodeDealloc => "code_dealloc",
+            Self::CellStarts => "cell_starts",
             Self::LibrariesChanged => "libraries_changed",
         }
     }

@@ -124,6 +124,7 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
         ring_bytes: plan.trace.ring_size,
         log: plan.trace.log_ebpf,
         follow: plan.trace.follow_fork,
+        full_stacks: false,
     };
     let mut session = Session::start(&pids, &load, Extras { cpu: plan.trace.cpu })?;
     if let Some(tap) = plan.events {

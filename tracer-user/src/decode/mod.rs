@@ -4,7 +4,7 @@ mod record;
 mod string;
 
 pub use record::{
-    CodeDefinition, DecodeError, LinesPiece, PoolDefinition, ProcessChange, Record,
+    CellStart, CodeDefinition, DecodeError, LinesPiece, PoolDefinition, ProcessChange, Record,
     StackDefinition, StackFrame, decode,
 };
 

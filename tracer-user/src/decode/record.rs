@@ -3,9 +3,10 @@
 use bytemuck::Pod;
 use thiserror::Error;
 use tracer_common::wire::{
-    BlockEvent, CallEvent, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord, LossRecord,
-    MAX_FRAMES, MemoryEvent, PoolRecord, ProcessRecord, RecordHeader, StackFrame as WireFrame,
-    StackRecord, UNKNOWN_REQUEST, phase, probe, process_kind, stack_flag, tag,
+    BlockEvent, CallEvent, CellRecord, CodeFreedRecord, CodeRecord, LINES_CHUNK, LinesRecord,
+    LossRecord, MAX_FRAMES, MemoryEvent, PoolRecord, ProcessRecord, RecordHeader,
+    StackFrame as WireFrame, StackRecord, UNKNOWN_REQUEST, phase, probe, process_kind, stack_flag,
+    tag,
 };
 
 use super::string::{Kept, text};
@@ -50,6 +51,8 @@ pub enum Record {
     Pool(PoolDefinition),
     /// A code object is gone.
     CodeFreed(Pid, CodeId),
+    /// IPython begins to run a code object of a cell.
+    Cell(CellStart),
     /// Records were dropped before this place in the stream.
     Loss {
         /// Number of records.
@@ -64,6 +67,19 @@ pub enum Record {
         /// What.
         change: ProcessChange,
     },
+}
+
+/// IPython begins to run a code object of a cell: the whole cell, or one of its statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellStart {
+    /// The process.
+    pub pid: Pid,
+    /// The thread.
+    pub tid: Tid,
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The code object, if it could be defined.
+    pub code: Option<CodeId>,
 }
 
 /// What happened to a process.
@@ -175,6 +191,15 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         tag::CODE_FREED => {
             let record: CodeFreedRecord = read(bytes, tag::CODE_FREED)?;
             Record::CodeFreed(pid, CodeId(record.code))
+        }
+        tag::CELL => {
+            let record: CellRecord = read(bytes, tag::CELL)?;
+            Record::Cell(CellStart {
+                pid,
+                tid: Tid(record.tid),
+                time_ns: record.time_ns,
+                code: (record.code != 0).then_some(CodeId(record.code)),
+            })
         }
         tag::LOSS => {
             let record: LossRecord = read(bytes, tag::LOSS)?;

@@ -56,9 +56,6 @@ impl ProbeSite {
     }
 }
 
-/// The name in reports of the function that frees code objects.
-pub const CODE_DEALLOC: &str = "PyCode_Type.tp_dealloc";
-
 /// What is traced besides what always is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extras {
@@ -311,28 +308,28 @@ impl Plan<'_> {
     }
 }
 
-/// The probe on the function that frees code objects.
+/// The probe on a function of the interpreter.
 ///
 /// # Errors
 ///
 /// The gap, when its file cannot be read.
-pub fn for_code_dealloc(function: &Function) -> Result<ProbeSite, Coverage> {
+pub fn for_python(function: &Function, program: Program) -> Result<ProbeSite, Coverage> {
     let found =
         Elf::open(&function.open_path, &[]).map_err(|error| error.to_string()).and_then(|elf| {
             site(&elf, function.address, true).ok_or("its code is not in the file".into())
         });
     match found {
         Ok((offset, note)) => Ok(ProbeSite {
-            programs: vec![Program::CodeDealloc],
+            programs: vec![program],
             library: function.path.clone(),
             open_path: function.open_path.clone(),
-            symbol: CODE_DEALLOC.to_owned(),
+            symbol: function.symbol.to_owned(),
             offset,
             note,
         }),
         Err(why) => Err(Coverage {
             library: function.path.display().to_string(),
-            symbol: CODE_DEALLOC.to_owned(),
+            symbol: function.symbol.to_owned(),
             attached: false,
             note: Some(why),
         }),

@@ -1,6 +1,6 @@
 //! The interpreter of a process: version, thread state, and where code objects are freed.
 
-use std::path::PathBuf;
+use std::{iter, path::PathBuf};
 
 use thiserror::Error;
 use tracer_common::{
@@ -19,7 +19,7 @@ use super::{
     memory::ProcessMemory,
     process::ProcessError,
 };
-use crate::model::Pid;
+use crate::{bpf::Program, model::Pid};
 
 /// CPython's global state.
 const RUNTIME: &str = "_PyRuntime";
@@ -29,11 +29,18 @@ const RUNTIME_SECTION: &str = ".PyRuntime";
 const VERSION: &str = "Py_Version";
 /// The type of code objects.
 const CODE_TYPE: &str = "PyCode_Type";
+/// The function that frees code objects, which has no symbol of its own.
+const CODE_DEALLOC: &str = "PyCode_Type.tp_dealloc";
+/// What `exec` comes to.
+const EVAL_CODE: &str = "PyEval_EvalCode";
 /// glibc's own description of where a thread keeps its values for pthread keys.
 const PTHREAD_SPECIFIC: &str = "_thread_db_pthread_specific";
 
 /// `_Py_DebugOffsets` starts with this, from 3.13 on.
 const DEBUG_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+
+/// Values of pthread keys that glibc keeps together.
+const KEYS_PER_BLOCK: u32 = 32;
 
 /// Most thread states that are looked through.
 const MAX_THREADS: usize = 4096;
@@ -97,13 +104,25 @@ pub struct PythonTarget {
     pub thread_state: ThreadStateSource,
     /// Offsets in its structures.
     pub layout: PythonLayout,
-    /// The function that frees code objects.
+    /// The function that frees code objects: what `PyCode_Type.tp_dealloc` points to.
     pub code_dealloc: Function,
+    /// The function that runs a code object, as `exec` does, unless its symbol is trimmed.
+    pub eval_code: Option<Function>,
 }
 
-/// A function in a mapped file.
+impl PythonTarget {
+    /// The functions that are probed.
+    pub fn functions(&self) -> impl Iterator<Item = (&Function, Program)> {
+        let eval_code = self.eval_code.iter().map(|function| (function, Program::CellStarts));
+        iter::once((&self.code_dealloc, Program::CodeDealloc)).chain(eval_code)
+    }
+}
+
+/// A function of the interpreter, in a mapped file.
 #[derive(Clone, Debug)]
 pub struct Function {
+    /// What it is called.
+    pub symbol: &'static str,
     /// The file as the process sees it.
     pub path: PathBuf,
     /// The file to open.
@@ -132,15 +151,26 @@ pub fn find(pid: Pid) -> Result<PythonTarget, PythonError> {
     let known = table::find(identity.minor, identity.free_threaded)
         .ok_or_else(|| PythonError::UnknownVersion(identity.text()))?;
     check_debug_offsets(known, &identity, runtime, &memory)?;
-    let source = thread_state_source(pid, known, runtime, &files, &memory)?;
-    validate(pid, known, runtime, &source, &memory)?;
+    let ways = thread_state_sources(pid, known, runtime, &files, &memory)?;
+    let source = ways
+        .into_iter()
+        .map(|way| validate(pid, known, runtime, &way, &memory).map(|()| way))
+        .reduce(Result::or)
+        .unwrap_or(Err(PythonError::NotInitialised(pid)))?;
     let code_dealloc = code_dealloc(pid, known, &elf, bias, &files, &memory)?;
+    let eval_code = elf.symbol(EVAL_CODE).map(|symbol| Function {
+        symbol: EVAL_CODE,
+        path: file.path.clone(),
+        open_path: file.open_path.clone(),
+        address: symbol.address,
+    });
     Ok(PythonTarget {
         version: identity.text(),
         minor: identity.minor,
         thread_state: source,
         layout: known.layout,
         code_dealloc,
+        eval_code,
     })
 }
 
@@ -159,7 +189,7 @@ fn interpreter(pid: Pid, files: &[MappedFile]) -> Result<(&MappedFile, Elf, u64)
         }
     });
     for file in candidates {
-        let names = [RUNTIME, VERSION, CODE_TYPE];
+        let names = [RUNTIME, VERSION, CODE_TYPE, EVAL_CODE];
         // A malformed or vanished library is somebody else's trouble.
         let Ok(elf) = Elf::open(&file.open_path, &names) else { continue };
         if elf.symbol(RUNTIME).is_none() && elf.section(RUNTIME_SECTION).is_none() {
@@ -247,14 +277,15 @@ fn check_debug_offsets(
     Ok(())
 }
 
-/// Where threads have their thread state: the pthread key that CPython made, resolved as glibc does.
-fn thread_state_source(
+/// Where threads have their thread state: the pthread key that CPython made, resolved as glibc does. The
+/// shortest way comes first.
+fn thread_state_sources(
     pid: Pid,
     known: &PythonVersion,
     runtime: u64,
     files: &[MappedFile],
     memory: &ProcessMemory,
-) -> Result<ThreadStateSource, PythonError> {
+) -> Result<Vec<ThreadStateSource>, PythonError> {
     let error = |why: &str| PythonError::NoThreadState { pid, why: why.to_owned() };
     let slot =
         known.runtime.auto_tss_key.ok_or_else(|| error("this version keeps it elsewhere"))?;
@@ -283,11 +314,14 @@ fn thread_state_source(
             Some(u32::from_le_bytes(offset))
         })
         .ok_or_else(|| error("its C library is not glibc"))?;
-    Ok(ThreadStateSource {
-        kind: thread_state_kind::PTHREAD_KEY,
-        slot: 16 * (key & 31) + 8,
-        offset: i64::from(block) + 8 * i64::from(key >> 5),
-    })
+    let (block, slot) = (i64::from(block) + 8 * i64::from(key / KEYS_PER_BLOCK), 16 * (key % KEYS_PER_BLOCK) + 8);
+    let by_table =
+        ThreadStateSource { kind: thread_state_kind::PTHREAD_KEY, slot, offset: block };
+    // A thread has the first block of values in its own descriptor, just before the table of blocks.
+    let inside = block - i64::from(KEYS_PER_BLOCK * 16) + i64::from(slot);
+    let inside =
+        ThreadStateSource { kind: thread_state_kind::TLS, slot: 0, offset: inside };
+    Ok((key < KEYS_PER_BLOCK).then_some(inside).into_iter().chain([by_table]).collect())
 }
 
 /// Checks, on the threads that the interpreter lists, that the way found leads to the thread state
@@ -351,6 +385,7 @@ fn code_dealloc(
         let elf = Elf::open(&file.open_path, &[])?;
         if let Some(address) = elf.address_of_offset(offset) {
             return Ok(Function {
+                symbol: CODE_DEALLOC,
                 path: file.path.clone(),
                 open_path: file.open_path.clone(),
                 address,

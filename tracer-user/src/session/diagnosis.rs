@@ -205,16 +205,19 @@ fn process(pid: Pid, extras: Extras) -> Result<ProcessDiagnosis, SessionError> {
     let counted_at =
         layer::counted_at(found.libraries.iter().zip(probed), layer::uses_gpu(&found.files));
     if let Some(python) = &found.python {
-        let (probes, gaps) = match plan::for_code_dealloc(&python.code_dealloc) {
-            Ok(site) => (vec![site], Vec::new()),
-            Err(gap) => (Vec::new(), vec![gap]),
-        };
-        libraries.push(LibraryDiagnosis {
+        let mut diagnosis = LibraryDiagnosis {
             path: python.code_dealloc.path.display().to_string(),
             mapped: true,
-            probes: probes.into_iter().map(planned).collect(),
-            gaps,
-        });
+            probes: Vec::new(),
+            gaps: Vec::new(),
+        };
+        for (function, program) in python.functions() {
+            match plan::for_python(function, program) {
+                Ok(site) => diagnosis.probes.push(planned(site)),
+                Err(gap) => diagnosis.gaps.push(gap),
+            }
+        }
+        libraries.push(diagnosis);
     }
     Ok(ProcessDiagnosis {
         pid,

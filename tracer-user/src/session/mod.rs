@@ -153,7 +153,7 @@ impl Session {
             core: Aggregator::default(),
             targets: Vec::new(),
             looking: VecDeque::new(),
-            probes: Probes::new(options.follow, extras),
+            probes: Probes::new(options.clone(), extras),
             tap: None,
             nvml: Nvml::load(),
             start_ns: sys::monotonic_ns(),
@@ -385,7 +385,7 @@ impl Session {
     /// Children whose end was dropped are known by what the kernel half does not trace any more.
     fn notice_lost_ends(&mut self) {
         let now = sys::monotonic_ns();
-        if !self.probes.follow || now < self.checked_ns + CHECK_INTERVAL {
+        if !self.probes.options.follow || now < self.checked_ns + CHECK_INTERVAL {
             return;
         }
         self.checked_ns = now;
@@ -461,7 +461,7 @@ impl Session {
         ProcessFacts {
             start_time: info.start_time.clone(),
             parent: None,
-            follow: self.probes.follow,
+            follow: self.probes.options.follow,
             command: info.command.clone(),
             python: python.map(|python| python.version.clone()),
             python_minor: python.map(|python| python.minor),

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, os::unix::fs::MetadataExt as _};
 use tracer_common::config::ProcessConfig;
 
 use crate::{
-    bpf::{Kernel, Place, Scope},
+    bpf::{Kernel, LoadOptions, Place, Program, Scope},
     discover::{
         library::{LibraryFile, LibraryKind},
         plan::{self, Extras, ProbeSite},
@@ -19,14 +19,14 @@ use crate::{
 enum Probed {
     /// A library, by its inode.
     Library(LibraryKind, u64),
-    /// The function that frees code objects, by inode and address.
-    CodeDealloc(u64, u64),
+    /// A function of an interpreter, by inode and address.
+    Python(Program, u64, u64),
 }
 
 /// The probes of a trace.
 pub(super) struct Probes {
-    /// Probes are for all processes, so that children have them too.
-    pub follow: bool,
+    /// If children are traced, probes are for all processes, so that they have them too.
+    pub options: LoadOptions,
     /// What is traced besides what always is.
     pub extras: Extras,
     /// What was tried, and whether any probe of it is there.
@@ -36,12 +36,12 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    pub fn new(follow: bool, extras: Extras) -> Self {
-        Self { follow, extras, done: HashMap::new(), coverage: Vec::new() }
+    pub fn new(options: LoadOptions, extras: Extras) -> Self {
+        Self { options, extras, done: HashMap::new(), coverage: Vec::new() }
     }
 
     fn scope(&self, pid: Pid) -> Scope {
-        if self.follow { Scope::AllProcesses } else { Scope::Process(pid) }
+        if self.options.follow { Scope::AllProcesses } else { Scope::Process(pid) }
     }
 
     /// Whether a library of a process was looked at.
@@ -89,41 +89,43 @@ impl Probes {
         any
     }
 
-    /// Attaches to the function that frees code objects. Returns whether the probe is there.
-    fn attach_code_dealloc(
-        &mut self,
-        kernel: &mut Kernel,
-        pid: Pid,
-        python: &PythonTarget,
-    ) -> bool {
-        let function = &python.code_dealloc;
-        let inode = fs::metadata(&function.open_path).map_or(0, |metadata| metadata.ino());
-        let key = (self.scope(pid), Probed::CodeDealloc(inode, function.address));
-        if let Some(&there) = self.done.get(&key) {
-            return there;
+    /// Attaches to the functions of an interpreter. Returns whether what Python stacks need is there: the
+    /// hook on freed code.
+    fn attach_python(&mut self, kernel: &mut Kernel, pid: Pid, python: &PythonTarget) -> bool {
+        let mut names_are_safe = false;
+        for (function, program) in python.functions() {
+            let inode = fs::metadata(&function.open_path).map_or(0, |metadata| metadata.ino());
+            let key = (self.scope(pid), Probed::Python(program, inode, function.address));
+            let there = self.done.get(&key).copied().unwrap_or_else(|| {
+                match plan::for_python(function, program) {
+                    Ok(site) => self.attach_sites(kernel, key.0, &[site]) == [true],
+                    Err(gap) => {
+                        self.coverage.push(gap);
+                        false
+                    }
+                }
+            });
+            self.done.insert(key, there);
+            names_are_safe |= there && program == Program::CodeDealloc;
         }
-        let there = match plan::for_code_dealloc(function) {
-            Ok(site) => self.attach_sites(kernel, key.0, &[site]) == [true],
-            Err(gap) => {
-                self.coverage.push(gap);
-                false
-            }
-        };
-        self.done.insert(key, there);
-        there
+        names_are_safe
     }
 
     /// What the kernel half has to know of a process. Python stacks only where everything that makes
-    /// them right is there: also the hook on freed code.
+    /// them right is there.
     pub fn config(
         &mut self,
         kernel: &mut Kernel,
         pid: Pid,
         python: Option<&PythonTarget>,
     ) -> ProcessConfig {
-        let mut config = ProcessConfig { follow: self.follow.into(), ..ProcessConfig::default() };
+        let mut config = ProcessConfig {
+            follow: self.options.follow.into(),
+            full_stacks: self.options.full_stacks.into(),
+            ..ProcessConfig::default()
+        };
         if let Some(python) = python
-            && self.attach_code_dealloc(kernel, pid, python)
+            && self.attach_python(kernel, pid, python)
         {
             config.thread_state = python.thread_state;
             config.layout = python.layout;
