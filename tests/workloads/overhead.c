@@ -66,3 +66,13 @@ EXPORT uint64_t churn(uint64_t nanoseconds) {
         for (int i = 0; i < 64; i++, pairs++) take(0), give_back(0);
     return pairs;
 }
+
+// Host memory, for tools that watch that.
+EXPORT uint64_t malloc_pairs(uint64_t calls) {
+    uint64_t start = now();
+    for (uint64_t i = 0; i < calls; i++) {
+        void *volatile piece = malloc(BLOCK);
+        free(piece);
+    }
+    return now() - start;
+}

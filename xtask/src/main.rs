@@ -1,6 +1,7 @@
 //! cudatrace's own verbs. Each does all of its own set-up from a fresh clone.
 
 mod apt;
+mod bench;
 mod command;
 mod cuda_sim;
 mod demo;
@@ -56,6 +57,8 @@ enum Verb {
     Drivers,
     /// Check the direction of dependence between crates and modules
     Layers,
+    /// Measure what a traced program pays, and write docs/overhead.md
+    Bench,
     /// Run every test that this machine can run
     Test,
 }
@@ -78,6 +81,7 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::Demo => demo::run(&workspace),
         Verb::Kernels { refresh, suites } => kernels::run(&workspace, *refresh, suites),
         Verb::Drivers => test::write_drivers(&workspace),
+        Verb::Bench => bench::measure(&workspace),
         Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
         Verb::Sandbox { pytorch } => {

@@ -45,9 +45,7 @@ pub fn all(workspace: &Workspace) -> Result<()> {
 ///
 /// When the test fails, or no probe can be attached here.
 pub fn write_drivers(workspace: &Workspace) -> Result<()> {
-    if let Some(reason) = cannot_trace()? {
-        bail!("no probe can be attached: {reason}");
-    }
+    require_tracing()?;
     run(integration(workspace, &["--test", "real_drivers"])?.env("CUDATRACE_WRITE_DOCS", "1"))
 }
 
@@ -76,10 +74,23 @@ pub fn program(workspace: &Workspace) -> Result<std::path::PathBuf> {
     Ok(workspace.target("debug/cudatrace"))
 }
 
-fn cargo(workspace: &Workspace) -> Command {
+/// `cargo` in the workspace, with the dependencies that it is locked to.
+pub fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(workspace.root()).arg("--locked").env_remove("CARGO_TARGET_DIR");
     command
+}
+
+/// Makes sure that probes can be attached.
+///
+/// # Errors
+///
+/// Why they cannot.
+pub fn require_tracing() -> Result<()> {
+    match cannot_trace()? {
+        Some(reason) => bail!("no probe can be attached: {reason}"),
+        None => Ok(()),
+    }
 }
 
 /// Why probes cannot be attached here, if so.

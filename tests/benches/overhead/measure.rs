@@ -14,27 +14,36 @@ pub struct Measure {
     /// The median of what each round's is to that round's empty probe, where that makes sense.
     pub ratio_to_empty_uprobe: Option<f64>,
     /// Why it could not be taken, or what has to be known about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl Measure {
-    /// From the rounds, in order, and those of the empty probe.
-    pub fn of_rounds(name: &'static str, unit: &'static str, rounds: &[f64], empty: &[f64]) -> Self {
-        let ratios: Vec<f64> = rounds.iter().zip(empty).map(|(round, empty)| round / empty).collect();
-        Self {
-            name,
-            median: median(rounds),
-            unit,
-            ratio_to_empty_uprobe: median(&ratios),
-            reason: None,
-        }
+    /// Nanoseconds of several rounds, in order, and those of the empty probe.
+    pub fn of_rounds(name: &'static str, rounds: &[f64], empty: &[f64]) -> Self {
+        let ratios: Vec<f64> =
+            rounds.iter().zip(empty).map(|(round, empty)| round / empty).collect();
+        Self { ratio_to_empty_uprobe: median(&ratios), ..Self::of(name, rounds, "ns") }
+    }
+
+    /// Several rounds of something else.
+    pub fn of(name: &'static str, rounds: &[f64], unit: &'static str) -> Self {
+        let median = median(rounds);
+        Self { name, median, unit, ratio_to_empty_uprobe: None, reason: None }
+    }
+
+    /// One figure.
+    pub fn plain(name: &'static str, value: f64, unit: &'static str) -> Self {
+        Self::of(name, &[value], unit)
     }
 
     /// One that could not be taken.
     pub fn missing(name: &'static str, unit: &'static str, reason: impl ToString) -> Self {
-        let reason = Some(reason.to_string());
-        Self { name, median: None, unit, ratio_to_empty_uprobe: None, reason }
+        Self::of(name, &[], unit).noting(reason)
+    }
+
+    /// With what has to be known about it.
+    pub fn noting(self, note: impl ToString) -> Self {
+        Self { reason: Some(note.to_string()), ..self }
     }
 }
 

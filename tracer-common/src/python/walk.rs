@@ -109,12 +109,12 @@ impl WalkState {
 
     #[inline(always)]
     fn field_u32(&self, offset: u16) -> u32 {
-        (self.word(offset) >> (u32::from(offset) & 4) * 8) as u32
+        (self.word(offset) >> ((u32::from(offset) & 4) * 8)) as u32
     }
 
     #[inline(always)]
     fn field_u8(&self, offset: u16) -> u8 {
-        (self.word(offset) >> (u32::from(offset) & 7) * 8) as u8
+        (self.word(offset) >> ((u32::from(offset) & 7) * 8)) as u8
     }
 
     /// Puts the next frame into the window, unless it is there already; `false` if it cannot be read.

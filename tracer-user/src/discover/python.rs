@@ -314,13 +314,12 @@ fn thread_state_sources(
             Some(u32::from_le_bytes(offset))
         })
         .ok_or_else(|| error("its C library is not glibc"))?;
-    let (block, slot) = (i64::from(block) + 8 * i64::from(key / KEYS_PER_BLOCK), 16 * (key % KEYS_PER_BLOCK) + 8);
-    let by_table =
-        ThreadStateSource { kind: thread_state_kind::PTHREAD_KEY, slot, offset: block };
+    let (block, slot) =
+        (i64::from(block) + 8 * i64::from(key / KEYS_PER_BLOCK), 16 * (key % KEYS_PER_BLOCK) + 8);
+    let by_table = ThreadStateSource { kind: thread_state_kind::PTHREAD_KEY, slot, offset: block };
     // A thread has the first block of values in its own descriptor, just before the table of blocks.
     let inside = block - i64::from(KEYS_PER_BLOCK * 16) + i64::from(slot);
-    let inside =
-        ThreadStateSource { kind: thread_state_kind::TLS, slot: 0, offset: inside };
+    let inside = ThreadStateSource { kind: thread_state_kind::TLS, slot: 0, offset: inside };
     Ok((key < KEYS_PER_BLOCK).then_some(inside).into_iter().chain([by_table]).collect())
 }
 
