@@ -27,7 +27,7 @@ use aya_obj::{
     },
 };
 
-use super::{Place, Program};
+use super::{Place, Program, attach::in_parallel};
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -50,14 +50,14 @@ impl MultiPrograms {
         object
             .relocate_maps(loaded.map(|(name, fd, map)| (name, fd.as_raw_fd(), map)), &sections)?;
         object.relocate_calls(&sections)?;
-        let mut programs = HashMap::new();
-        for &name in names {
+        // The verifier takes its time, but takes several programs at once.
+        let programs = in_parallel(names.to_vec(), |name| {
             let program =
                 object.programs.get(name).ok_or_else(|| format!("no program `{name}`"))?;
             let code = &object.functions[&program.function_key()].instructions;
-            programs.insert(name, load(name, code, &program.license)?);
-        }
-        Ok(Self(programs))
+            Ok((name, load(name, code, &program.license)?))
+        });
+        programs.into_iter().collect::<Result<_>>().map(Self)
     }
 
     /// The programs.
