@@ -7,6 +7,7 @@
 //! At every event that carries the pool's own totals,
 //! `allocated = before attach + live + lost` is checked; the totals win.
 
+mod block;
 mod contexts;
 mod driver;
 mod failure;
@@ -59,7 +60,7 @@ pub struct Ledger {
     /// Bytes of page-locked host memory.
     pinned_bytes: u64,
     /// Host memory of tensors by address.
-    cpu: FxHashMap<u64, pool::Block>,
+    cpu: FxHashMap<u64, block::Packed>,
     cpu_bytes: u64,
     returned: Returned,
     /// Memory of other processes that this one has opened by pointer and not closed.
@@ -430,14 +431,14 @@ impl Ledger {
 
     fn cpu_alloc(&mut self, event: &AllocationEvent, stack: StackIndex) {
         self.cpu_free(event.address.0);
-        let block = pool::Block { size: event.size, stack, requested: Some(event.size) };
-        self.cpu.insert(event.address.0, block);
+        let block = block::Block { size: event.size, stack, requested: Some(event.size) };
+        self.cpu.insert(event.address.0, block.into());
         self.cpu_bytes = self.cpu_bytes.saturating_add(event.size);
         self.sites.alloc(cpu(stack), event.size, Some(event.size), event.time_ns);
     }
 
     fn cpu_free(&mut self, address: u64) {
-        if let Some(block) = self.cpu.remove(&address) {
+        if let Some(block) = self.cpu.remove(&address).map(block::Block::from) {
             self.cpu_bytes = self.cpu_bytes.saturating_sub(block.size);
             self.sites.free(&cpu(block.stack), block.size, block.requested);
         }
@@ -456,7 +457,7 @@ impl Ledger {
         pool.note_first(alloc.is_some(), event.size, facts.totals.as_ref());
         match alloc {
             Some(stack) => {
-                let block = pool::Block { size: event.size, stack, requested: facts.requested };
+                let block = block::Block { size: event.size, stack, requested: facts.requested };
                 if let Some(stale) = pool.insert(event.address.0, block) {
                     self.sites.free(&key(stale.stack), stale.size, stale.requested);
                 }

@@ -4,19 +4,11 @@ use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::driver::Block as DriverBlock;
-use crate::model::{AllocatedReserved, AllocatorTotals, Device, StackIndex};
-
-/// A block that the pool handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
-    /// Bytes.
-    pub size: u64,
-    /// Who allocated it.
-    pub stack: StackIndex,
-    /// Bytes that were asked for, if known.
-    pub requested: Option<u64>,
-}
+use super::{
+    block::{Block, Packed},
+    driver::Block as DriverBlock,
+};
+use crate::model::{AllocatedReserved, AllocatorTotals, Device};
 
 /// A range of driver memory that the pool cuts its blocks out of.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +28,7 @@ pub struct Pool {
     /// It tells no totals, and may have had blocks before the trace began.
     pub(super) is_late: bool,
     seen: bool,
-    blocks: FxHashMap<u64, Block>,
+    blocks: FxHashMap<u64, Packed>,
     live_bytes: u64,
     segments: BTreeMap<u64, Segment>,
     segment_bytes: u64,
@@ -86,7 +78,7 @@ impl Pool {
 
     /// Adds a block; returns the one that was at its address, whose free was not seen.
     pub(super) fn insert(&mut self, address: u64, block: Block) -> Option<Block> {
-        let stale = self.blocks.insert(address, block);
+        let stale = self.blocks.insert(address, block.into()).map(Block::from);
         if let Some(stale) = stale {
             self.live_bytes = self.live_bytes.saturating_sub(stale.size);
         }
@@ -96,7 +88,7 @@ impl Pool {
     }
 
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
-        let block = self.blocks.remove(&address)?;
+        let block = Block::from(self.blocks.remove(&address)?);
         self.live_bytes = self.live_bytes.saturating_sub(block.size);
         Some(block)
     }
@@ -256,7 +248,8 @@ impl Pool {
             return None;
         }
         let mut used: FxHashSet<u64> = FxHashSet::default();
-        for (&address, block) in &self.blocks {
+        for (&address, &block) in &self.blocks {
+            let block = Block::from(block);
             // A block may span several mappings.
             let (&first, _) = self.segments.range(..=address).next_back()?;
             let end = address.saturating_add(block.size.max(1));
