@@ -75,6 +75,24 @@ pub mod trace_facts {
     pub const POOL: u64 = 2;
     /// It is another function: a private pool of the device in the second argument is used.
     pub const POOL_BEGINS: u64 = 4;
+    /// The probe is at a call of it, and not at its entry: there is no return address yet.
+    pub const AT_CALL: u64 = 8;
+}
+
+/// `TraceEntry::Action` of PyTorch: what `record_trace` is told, in its second argument. Those of use here.
+pub mod trace_action {
+    /// A block is handed out.
+    pub const ALLOC: u32 = 0;
+    /// A segment comes from the driver.
+    pub const SEGMENT_ALLOC: u32 = 3;
+    /// A segment goes back to it.
+    pub const SEGMENT_FREE: u32 = 4;
+    /// Memory is mapped into an expandable segment.
+    pub const SEGMENT_MAP: u32 = 5;
+    /// It is unmapped.
+    pub const SEGMENT_UNMAP: u32 = 6;
+    /// All of them.
+    pub const USED: [u32; 5] = [ALLOC, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP];
 }
 
 /// How far a call is ([`MemoryEvent::phase`]).

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use tracer_common::{
     ReadMem as _,
-    wire::{MemoryEvent, probe, trace_facts},
+    wire::{MemoryEvent, probe, trace_action, trace_facts},
 };
 
 use super::pool;
@@ -21,7 +21,8 @@ use crate::{
 /// `DeviceCachingAllocator::record_trace(this, TraceEntry::Action action, size_t addr, size_t size, …)`:
 /// called with or without a recording of the allocator's history. Of an allocation it tells what was
 /// asked for, just before the report. What it tells besides is up to the version: the attach cookie says so
-/// by [`trace_facts`].
+/// by [`trace_facts`]. Where its calls are found, those are probed that tell of what is used here; two of
+/// three do not.
 #[uprobe]
 pub fn torch_trace(ctx: ProbeContext) -> u32 {
     let _ = try_trace(&ctx);
@@ -46,15 +47,6 @@ pub fn requested(target: &Target, event: &MemoryEvent) -> Option<u64> {
     (requested.address == event.address).then_some(requested.bytes)
 }
 
-/// `TraceEntry::Action`.
-mod action {
-    pub const ALLOC: u32 = 0;
-    pub const SEGMENT_ALLOC: u32 = 3;
-    pub const SEGMENT_FREE: u32 = 4;
-    pub const SEGMENT_MAP: u32 = 5;
-    pub const SEGMENT_UNMAP: u32 = 6;
-}
-
 #[inline(always)]
 fn try_trace(ctx: &ProbeContext) -> Option<()> {
     // SAFETY: the context is that of the program.
@@ -71,14 +63,14 @@ fn try_trace(ctx: &ProbeContext) -> Option<()> {
     }
     let (address, bytes): (u64, u64) = (ctx.arg(2)?, ctx.arg(3)?);
     let probe = match action {
-        action::ALLOC => {
+        trace_action::ALLOC => {
             // A full table leaves the size unknown.
             let _ = REQUESTED.insert(target.thread, Requested { address, bytes }, 0);
             return Some(());
         }
-        action::SEGMENT_FREE | action::SEGMENT_UNMAP => probe::TORCH_SEGMENT_FREED,
-        action::SEGMENT_ALLOC | action::SEGMENT_MAP
-            if facts & trace_facts::POOL != 0 && is_private(ctx) =>
+        trace_action::SEGMENT_FREE | trace_action::SEGMENT_UNMAP => probe::TORCH_SEGMENT_FREED,
+        trace_action::SEGMENT_ALLOC | trace_action::SEGMENT_MAP
+            if facts & trace_facts::POOL != 0 && is_private(ctx, facts) =>
         {
             probe::TORCH_SEGMENT_PRIVATE
         }
@@ -97,12 +89,13 @@ fn try_trace(ctx: &ProbeContext) -> Option<()> {
 /// Whether the pool's id, the first argument that is passed in memory, is not that of the common pool,
 /// (0, 0).
 #[inline(always)]
-fn is_private(ctx: &ProbeContext) -> bool {
+fn is_private(ctx: &ProbeContext, facts: u64) -> bool {
     // SAFETY: the context of a uprobe is the registers.
     let stack = unsafe { (*ctx.as_ptr().cast::<pt_regs>()).rsp };
-    // The return address comes first: the probe sits where the stack is untouched.
-    let word = |at: u64| CurrentProcess.read_u64(stack.wrapping_add(at)).unwrap_or(0);
-    word(8) | word(16) != 0
+    // At the entry the return address comes first: the probe sits where the stack is untouched.
+    let first = if facts & trace_facts::AT_CALL == 0 { 8 } else { 0 };
+    let word = |at: u64| CurrentProcess.read_u64(stack.wrapping_add(first + at)).unwrap_or(0);
+    word(0) | word(8) != 0
 }
 
 #[inline(always)]

@@ -5,6 +5,7 @@
 
 pub mod arena;
 pub mod bfc;
+mod calls;
 pub mod elf;
 pub mod entry;
 pub mod library;

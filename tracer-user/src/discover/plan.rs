@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 
-use tracer_common::wire::{probe, trace_facts};
+use tracer_common::wire::{probe, trace_action, trace_facts};
 
 use super::{
     arena::{self, Allocating},
     bfc,
+    calls::calls,
     elf::Elf,
     entry::{ENTRY_BYTES, choose},
     library::{LibraryFile, LibraryKind},
     python::Function,
-    symbols::Pattern,
+    symbols::{Pattern, Symbol},
+    unwind,
 };
 use crate::{
     bpf::{Place, PoolFunction, Program},
@@ -179,6 +181,19 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
     (plan.sites, plan.gaps)
 }
 
+/// The calls of `record_trace` that tell of what is used; `None` if they may not be all.
+fn trace_calls(elf: &Elf, callee: u64) -> Option<Vec<u64>> {
+    let mut found = Vec::new();
+    for (start, length) in unwind::functions(elf)? {
+        let calls = calls(elf.bytes(start, length).ok()?, start, callee)?;
+        let used = calls
+            .into_iter()
+            .filter(|call| call.second.is_none_or(|action| trace_action::USED.contains(&action)));
+        found.extend(used.map(|call| call.address));
+    }
+    Some(found)
+}
+
 /// What is missed without `record_trace`.
 const STRIPPED: &str = "no such symbol: sizes asked for are unknown, and segments from before attach that \
                         are returned show at the pool's next report";
@@ -206,11 +221,28 @@ impl Plan<'_> {
             return self.miss(RECORD_TRACE, STRIPPED.into());
         };
         let facts = facts_of(&symbol.name);
-        self.add(elf, &symbol.name, symbol.address, vec![Program::TorchTrace(facts)]);
+        self.add_trace(elf, &symbol, facts);
         // Only if the segments do not tell their pool.
         if let Some(symbol) = found.remove(&begins).filter(|_| facts & trace_facts::POOL == 0) {
             let program = Program::TorchTrace(trace_facts::POOL_BEGINS);
             self.add(elf, &symbol.name, symbol.address, vec![program]);
+        }
+    }
+
+    /// `record_trace` at its calls, or, where they are not all found, at its entry.
+    fn add_trace(&mut self, elf: &Elf, symbol: &Symbol, facts: u64) {
+        let calls = trace_calls(elf, symbol.address).unwrap_or_default();
+        for call in &calls {
+            let offset = elf.file_offset(*call);
+            let place = offset.map(|offset| (offset, "at a call of it, emulated".to_owned()));
+            self.add_at(
+                &symbol.name,
+                place,
+                vec![Program::TorchTrace(facts | trace_facts::AT_CALL)],
+            );
+        }
+        if calls.is_empty() {
+            self.add(elf, &symbol.name, symbol.address, vec![Program::TorchTrace(facts)]);
         }
     }
 
