@@ -59,5 +59,5 @@ pub const USER_LIFE: u64 = 1 << 63;
 
 plain_data! {
     ThreadStateSource = 16,
-    ProcessConfig = 48 + 56,
+    ProcessConfig = 56 + 56,
 }

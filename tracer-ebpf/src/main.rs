@@ -1,8 +1,8 @@
 //! cudatrace's kernel half: captures facts once and cheaply, and decides nothing.
 //!
 //! One program per entry point ([`probes`]); the path of an event is
-//! probe → [`target`] (is the process traced?) → [`stack`] (Python walk, definitions) → [`emit`]
-//! (ring buffer, loss accounting). Minimum kernel: 5.15 (ring buffer 5.8, atomics with a result
+//! probe → [`target`] (is the process traced?) → [`pending`] → [`stack`] (Python walk) → [`define`] (at first
+//! sight) → [`emit`] (ring buffer, loss accounting). Minimum kernel: 5.15 (ring buffer 5.8, atomics with a result
 //! 5.12).
 
 #![no_std]
@@ -14,9 +14,11 @@
 )]
 
 mod atomic;
+mod define;
 mod emit;
 mod maps;
 mod memory;
+mod pending;
 mod probes;
 mod scratch;
 mod stack;

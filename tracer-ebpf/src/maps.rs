@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
 };
 use tracer_common::{config::ProcessConfig, counters::Counters};
 
@@ -27,6 +27,10 @@ pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0)
 /// Work space for walks and definitions.
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(SLOTS, 0);
+
+/// Programs that others go on to; user space fills it.
+#[map]
+pub static PROGRAMS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
 /// Stacks that user space knows. Eviction only makes a definition travel again.
 #[map]

@@ -6,10 +6,10 @@
 
 use tracer_common::{
     python::walk::WalkState,
-    wire::{BlockEvent, CallEvent, CodeRecord, LinesRecord, StackRecord},
+    wire::{CodeRecord, LinesRecord, StackRecord},
 };
 
-use crate::{atomic, maps::SCRATCH, stack::Cursor};
+use crate::{atomic, define::Cursor, maps::SCRATCH, pending::Pending};
 
 /// Slots per CPU: how many preempted probes can be in the middle of a walk at once.
 pub const SLOTS: u32 = 4;
@@ -19,10 +19,10 @@ pub const SLOTS: u32 = 4;
 pub struct Scratch {
     busy: u32,
     pad: u32,
-    /// An event that waits for its stack.
-    pub block: BlockEvent,
-    /// One of the driver or the runtime.
-    pub call: CallEvent,
+    /// The thread that has it, as `bpf_get_current_pid_tgid` gives it.
+    thread: u64,
+    /// A record that waits for its stack.
+    pub pending: Pending,
     /// The walk and its result.
     pub walk: WalkState,
     /// Where a definition stands.
@@ -35,15 +35,32 @@ pub struct Scratch {
     pub stack: StackRecord,
 }
 
-/// Takes a free slot of this CPU; `None` when all are in use. Give it back with [`release`].
+/// Takes a free slot of this CPU for a thread; `None` when all are in use. Give it back with [`release`].
 #[inline(always)]
-pub fn acquire() -> Option<&'static mut Scratch> {
+pub fn acquire(thread: u64) -> Option<&'static mut Scratch> {
     for slot in 0..SLOTS {
         let scratch = SCRATCH.get_ptr_mut(slot)?;
         // SAFETY: the pointer is to a map value, which lives as long as the program; `busy` is
         // only touched atomically.
         if unsafe { atomic::exchange(&raw mut (*scratch).busy, 1) } == 0 {
             // SAFETY: the flag makes this the only user of the slot.
+            let scratch = unsafe { &mut *scratch };
+            scratch.thread = thread;
+            return Some(scratch);
+        }
+    }
+    None
+}
+
+/// The slot of this CPU that the thread has taken: a program that goes on where another left off has no other
+/// way to it. Programs do not move to another CPU.
+#[inline(always)]
+pub fn held_by(thread: u64) -> Option<&'static mut Scratch> {
+    for slot in 0..SLOTS {
+        let scratch = SCRATCH.get_ptr_mut(slot)?;
+        // SAFETY: the pointer is to a map value, which lives as long as the program.
+        if unsafe { (&raw const (*scratch).thread).read_volatile() } == thread {
+            // SAFETY: the thread has taken it, and this is that thread.
             return Some(unsafe { &mut *scratch });
         }
     }
@@ -53,6 +70,7 @@ pub fn acquire() -> Option<&'static mut Scratch> {
 /// Gives a slot back.
 #[inline(always)]
 pub fn release(scratch: &'static mut Scratch) {
+    scratch.thread = 0;
     // SAFETY: as in `acquire`.
     unsafe { atomic::exchange(&raw mut scratch.busy, 0) };
 }

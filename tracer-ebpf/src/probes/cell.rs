@@ -8,13 +8,13 @@ use tracer_common::{
     config::{ProcessConfig, thread_state_kind},
     python::{
         code::{describe, has_name},
-        walk::{frame_code, innermost},
+        walk::{RawFrame, frame_code, innermost},
     },
     wire::{CellRecord, FILENAME_BYTES, RecordHeader, WireString, tag},
 };
 
 use crate::{
-    emit::{self, Class},
+    define::define,
     memory::CurrentProcess,
     scratch::{self, Scratch},
     stack,
@@ -50,11 +50,11 @@ fn try_cell(ctx: &ProbeContext) -> Option<()> {
     if caller != boundary && !has_name(&config.layout, caller, FUNCTION, &CurrentProcess) {
         return None;
     }
-    let scratch = scratch::acquire()?;
+    let scratch = scratch::acquire(target.thread)?;
     if caller == boundary || is_run_code(config, caller, scratch) {
         // SAFETY: as above. Only ever set to what it is.
         unsafe { core::ptr::write_volatile(&raw mut (*target.config).boundary, caller) };
-        report(&target, code, scratch);
+        report(ctx, &target, code, scratch);
     }
     scratch::release(scratch);
     Some(())
@@ -80,15 +80,18 @@ fn ends_with(name: &WireString<FILENAME_BYTES>) -> bool {
     same
 }
 
+/// Comes back only if the code object cannot be defined.
 #[inline(always)]
-fn report(target: &Target, code: u64, scratch: &mut Scratch) {
-    let record = CellRecord {
+fn report(ctx: &ProbeContext, target: &Target, code: u64, scratch: &mut Scratch) {
+    scratch.pending.set(&CellRecord {
         header: RecordHeader { tag: tag::CELL, detail: 0, tgid: target.tgid() },
         // SAFETY: a helper without arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         tid: target.tid(),
         pad: 0,
-        code: stack::define_code(target, code, scratch),
-    };
-    emit::record(target.tgid(), Class::Definition, &record);
+        code: 0,
+    });
+    scratch.walk.set_single(RawFrame { code, instruction: 0 });
+    define(ctx, scratch);
+    scratch.pending.send(target.tgid());
 }

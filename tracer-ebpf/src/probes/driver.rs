@@ -5,7 +5,7 @@
 use core::{mem::offset_of, ptr};
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     bindings::pt_regs,
     helpers::generated::bpf_get_attach_cookie,
     macros::{uprobe, uretprobe},
@@ -15,16 +15,16 @@ use tracer_common::{
     ReadMem as _,
     calls::{CallShape, MAX_CALLS, SHAPES, place, when},
     counters::Counters,
-    wire::{CallEvent, MemoryEvent, phase, stack_flag, tag},
+    wire::{CallEvent, MemoryEvent, phase, tag},
 };
 
 use crate::{
     emit::{self, Class},
     maps::{Call, CallKey, IN_FLIGHT},
     memory::CurrentProcess,
+    pending::send_with_stack,
     probes::{pool, runtime},
-    scratch,
-    stack::{self, Taken},
+    stack::Taken,
     target::Target,
 };
 
@@ -96,7 +96,7 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
     if let Some(outer) = runtime::outer(target.thread, registers.rsp.wrapping_sub(8)) {
         runtime::answer(outer, &shape);
     }
-    report(&target, index, &shape, &call, phase, error)
+    report(ctx, &target, index, &shape, &call, phase, error)
 }
 
 impl Call {
@@ -115,6 +115,7 @@ impl Call {
 /// Sends the event of a call that has returned, with the stack if it is one that allocates.
 #[inline(always)]
 pub fn report(
+    ctx: &impl EbpfContext,
     target: &Target,
     index: usize,
     shape: &CallShape,
@@ -137,30 +138,8 @@ pub fn report(
             unsafe { CurrentProcess.read(address, ptr::from_mut(word).cast(), 8) };
         }
     }
-    let Some(scratch) = scratch::acquire() else {
-        emit::count(offset_of!(Counters, busy_stacks));
-        record.event.flags = stack_flag::BUSY;
-        send(target, &record);
-        return Some(());
-    };
-    // From here on nothing tells one call from another, so that the verifier goes through the walk once.
-    scratch.call = record;
-    let taken = stack::take_in(target, scratch);
-    scratch.call.event.stack = taken.id;
-    scratch.call.event.flags = taken.flags;
-    send(target, &scratch.call);
-    scratch::release(scratch);
+    send_with_stack(ctx, target, &mut record);
     Some(())
-}
-
-/// Only a size that has to be worked out needs more than the event.
-#[inline(always)]
-fn send(target: &Target, record: &CallEvent) {
-    if record.event.header.tag == tag::CALL {
-        emit::record(target.tgid(), Class::Event, record);
-    } else {
-        emit::record(target.tgid(), Class::Event, &record.event);
-    }
 }
 
 /// The event of a call, without its stack.
@@ -181,7 +160,7 @@ pub fn event(
         return None;
     }
     let extra = if failed { u64::from(error) } else { value(shape.aux, call) };
-    let nowhere = Taken { id: 0, flags: 0 };
+    let nowhere = Taken::none(0);
     Some(MemoryEvent {
         phase,
         address,

@@ -20,10 +20,7 @@
 //!
 //! Pools whose blocks are only known when a function returns are in `pool_result.rs`.
 
-use core::{
-    mem::offset_of,
-    ptr::{self, read_volatile},
-};
+use core::ptr::read_volatile;
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -34,10 +31,9 @@ use aya_ebpf::{
 };
 use tracer_common::{
     ReadMem as _,
-    counters::Counters,
     wire::{
         BlockEvent, MemoryEvent, POOL_NAME_BYTES, PoolRecord, RecordHeader, UNKNOWN_REQUEST, phase,
-        probe, stack_flag, tag,
+        probe, tag,
     },
 };
 
@@ -46,8 +42,8 @@ use crate::{
     emit::{self, Class},
     maps::{POOLS, PoolKey},
     memory::CurrentProcess,
-    scratch,
-    stack::{self, Taken},
+    pending::send_with_stack,
+    stack::Taken,
     target::Target,
 };
 
@@ -69,42 +65,19 @@ pub fn pool_hook(ctx: ProbeContext) -> u32 {
 fn try_hook(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
     let block = block(ctx, &target)?;
-    report(&target, block)
+    report(ctx, &target, block)
 }
 
 /// Sends an event of a pool's, with the stack if it is an allocation.
 #[inline(always)]
-pub fn report(target: &Target, mut block: BlockEvent) -> Option<()> {
+pub fn report(ctx: &ProbeContext, target: &Target, mut block: BlockEvent) -> Option<()> {
     if block.event.size < 0 || block.event.probe == probe::ARENA_FREE {
         // Who frees a block is not asked for.
         emit::record(target.tgid(), Class::Event, &block);
-        return Some(());
+    } else {
+        send_with_stack(ctx, target, &mut block);
     }
-    let Some(scratch) = scratch::acquire() else {
-        emit::count(offset_of!(Counters, busy_stacks));
-        block.event.flags = stack_flag::BUSY;
-        emit::record(target.tgid(), Class::Event, &block);
-        return Some(());
-    };
-    // From here on nothing tells one hook from another, so that the verifier goes through the walk once.
-    set(&mut scratch.block, &block);
-    let taken = stack::take_in(target, scratch);
-    scratch.block.event.stack = taken.id;
-    scratch.block.event.flags = taken.flags;
-    emit::record(target.tgid(), Class::Event, &scratch.block);
-    scratch::release(scratch);
     Some(())
-}
-
-/// Copies an event, word by word: the compiler would call a function that copies bytes.
-#[inline(always)]
-fn set(to: &mut BlockEvent, from: &BlockEvent) {
-    const WORDS: usize = size_of::<BlockEvent>() / 8;
-    let (to, from) = (ptr::from_mut(to).cast::<u64>(), ptr::from_ref(from).cast::<u64>());
-    for word in 0..WORDS {
-        // SAFETY: both are as long, and aligned to words.
-        unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
-    }
 }
 
 /// What a hook tells, without the stack.
@@ -114,7 +87,7 @@ fn block(ctx: &ProbeContext, target: &Target) -> Option<BlockEvent> {
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let probe = cookie as u8;
     let arguments = arguments(ctx);
-    let mut event = event(target, probe, Taken { id: 0, flags: 0 });
+    let mut event = event(target, probe, Taken::none(0));
     event.header.tag = tag::BLOCK;
     let mut requested = UNKNOWN_REQUEST;
     match probe {

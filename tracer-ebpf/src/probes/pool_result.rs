@@ -61,7 +61,7 @@ fn try_entry(ctx: &ProbeContext) -> Option<()> {
 fn try_result(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
     let block = block(ctx, &target)?;
-    pool::report(&target, block)
+    pool::report(ctx, &target, block)
 }
 
 #[inline(always)]
@@ -77,7 +77,7 @@ fn block(ctx: &ProbeContext, target: &Target) -> Option<BlockEvent> {
     // SAFETY: the context of a uprobe is the registers.
     let result = unsafe { read_volatile(&raw const (*ctx.as_ptr().cast::<pt_regs>()).rax) };
     let probe = key.call as u8;
-    let mut event = pool::event(target, probe, Taken { id: 0, flags: 0 });
+    let mut event = pool::event(target, probe, Taken::none(0));
     event.header.tag = tag::BLOCK;
     match probe {
         probe::CUPY_MALLOC => cupy::allocated(&mut event, result)?,

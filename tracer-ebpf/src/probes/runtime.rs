@@ -104,7 +104,7 @@ fn try_return(ctx: &RetProbeContext) -> Option<()> {
         (0, true) => phase::BEGUN,
         _ => phase::FAILED,
     };
-    driver::report(&target, index, &shape, &outer.call, phase, error)
+    driver::report(ctx, &target, index, &shape, &outer.call, phase, error)
 }
 
 /// A call of the driver begins inside of one of the runtime: who called is who called the runtime, and

@@ -55,8 +55,7 @@ fn try_trace(ctx: &ProbeContext) -> Option<()> {
     let action: u32 = ctx.arg(1)?;
     let target = Target::current()?;
     if facts & trace_facts::POOL_BEGINS != 0 {
-        let mut event =
-            pool::event(&target, probe::TORCH_SEGMENT_PRIVATE, Taken { id: 0, flags: 0 });
+        let mut event = pool::event(&target, probe::TORCH_SEGMENT_PRIVATE, Taken::none(0));
         event.device = action as i8;
         emit::record(target.tgid(), Class::Event, &event);
         return Some(());
@@ -76,7 +75,7 @@ fn try_trace(ctx: &ProbeContext) -> Option<()> {
         }
         _ => return None,
     };
-    let mut event = pool::event(&target, probe, Taken { id: 0, flags: 0 });
+    let mut event = pool::event(&target, probe, Taken::none(0));
     event.address = address;
     event.size = bytes as i64;
     if facts & trace_facts::DEVICE != 0 {
@@ -101,7 +100,7 @@ fn is_private(ctx: &ProbeContext, facts: u64) -> bool {
 #[inline(always)]
 fn try_cpu_delete(ctx: &ProbeContext) -> Option<()> {
     let target = Target::current()?;
-    let mut event = pool::event(&target, probe::TORCH_CPU_DELETE, Taken { id: 0, flags: 0 });
+    let mut event = pool::event(&target, probe::TORCH_CPU_DELETE, Taken::none(0));
     event.address = ctx.arg(1)?;
     emit::record(target.tgid(), Class::Event, &event);
     Some(())

@@ -18,7 +18,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, MapData, PerCpuArray, RingBuf},
+    maps::{HashMap, MapData, PerCpuArray, ProgramArray, RingBuf},
     programs::{ProbeKind, RawTracePoint, UProbe, uprobe::UProbeScope},
 };
 use tracer_common::{
@@ -29,7 +29,7 @@ use tracer_common::{
 use self::{
     attach::{Link, attach_many, attach_one, in_parallel},
     multi::MultiPrograms,
-    program::UPROBES,
+    program::{DEFINE, PROGRAMS, UPROBES},
 };
 pub use self::{
     attach::{Place, Scope},
@@ -164,6 +164,15 @@ impl Kernel {
         for &name in single {
             kernel.uprobe(name)?.load().map_err(|e| LoadError::program(name, e))?;
             tracing::debug!("loaded `{name}`");
+        }
+        if kernel.multi.is_none() {
+            let (index, name) = DEFINE;
+            let define = kernel.uprobe(name)?.fd().map_err(|e| LoadError::program(name, e))?;
+            let define = define.try_clone().map_err(|e| LoadError::program(name, e.into()))?;
+            // The kernel empties such a map once nobody outside has it: it stays with the others.
+            let map = kernel.ebpf.map_mut(PROGRAMS).ok_or(LoadError::Object(PROGRAMS))?;
+            let mut programs = ProgramArray::try_from(map).map_err(LoadError::map)?;
+            programs.set(index, &define, 0).map_err(LoadError::map)?;
         }
         for (name, tracepoint) in TRACEPOINTS {
             let program: &mut RawTracePoint = kernel

@@ -27,7 +27,11 @@ use aya_obj::{
     },
 };
 
-use super::{Place, Program, attach::in_parallel};
+use super::{
+    Place, Program,
+    attach::in_parallel,
+    program::{DEFINE, PROGRAMS},
+};
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -57,7 +61,10 @@ impl MultiPrograms {
             let code = &object.functions[&program.function_key()].instructions;
             Ok((name, load(name, code, &program.license)?))
         });
-        programs.into_iter().collect::<Result<_>>().map(Self)
+        let programs: HashMap<_, _> = programs.into_iter().collect::<Result<_>>()?;
+        let array = ebpf.map(PROGRAMS).and_then(descriptor).ok_or("no map of programs")?;
+        put(array, DEFINE.0, programs.get(DEFINE.1).ok_or("no program that defines stacks")?)?;
+        Ok(Self(programs))
     }
 
     /// The programs.
@@ -140,6 +147,7 @@ fn descriptor(map: &Map) -> Option<BorrowedFd<'_>> {
         | Map::PerCpuArray(map)
         | Map::HashMap(map)
         | Map::LruHashMap(map)
+        | Map::ProgramArray(map)
         | Map::RingBuf(map) => Some(map.fd().as_fd()),
         _ => None,
     }
@@ -164,18 +172,36 @@ fn load(name: &str, code: &[bpf_insn], license: &CStr) -> io::Result<OwnedFd> {
     unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
 }
 
+/// Puts a program into a map of programs.
+fn put(map: BorrowedFd<'_>, index: u32, program: &OwnedFd) -> io::Result<()> {
+    let program = program.as_raw_fd();
+    // SAFETY: plain data, for which all zeros are valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    // SAFETY: a place in a union of plain data.
+    let element = unsafe { &mut attr.__bindgen_anon_2 };
+    element.map_fd = map.as_raw_fd() as u32;
+    element.key = (&raw const index) as u64;
+    element.__bindgen_anon_1.value = (&raw const program) as u64;
+    // SAFETY: the pointers are to what lives until the end of this function.
+    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
+}
+
 /// # Safety
 ///
 /// Pointers in `attr` must be valid, and the command must be one that returns a new descriptor.
 unsafe fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+    // SAFETY: by the caller; the descriptor is new, so nobody else's.
+    unsafe { call(command, attr).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// # Safety
+///
+/// Pointers in `attr` must be valid.
+unsafe fn call(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     let size = size_of::<bpf_attr>();
     // SAFETY: by the caller.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as libc::c_long, std::ptr::from_mut(attr), size)
     };
-    match i32::try_from(result) {
-        // SAFETY: new, so nobody else's.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+    i32::try_from(result).ok().filter(|&result| result >= 0).ok_or_else(io::Error::last_os_error)
 }

@@ -58,8 +58,14 @@ impl PoolFunction {
     }
 }
 
-/// The names of all programs on functions.
-pub(super) const UPROBES: [&str; 12] = [
+/// The map of programs that others go on to.
+pub(super) const PROGRAMS: &str = "PROGRAMS";
+
+/// The one that defines stacks: its place there, and its name.
+pub(super) const DEFINE: (u32, &str) = (0, "define_stack");
+
+/// The names of all programs on functions, and of what they go on to.
+pub(super) const UPROBES: [&str; 13] = [
     "driver_entry",
     "driver_return",
     "runtime_entry",
@@ -72,6 +78,7 @@ pub(super) const UPROBES: [&str; 12] = [
     "code_dealloc",
     "cell_starts",
     "libraries_changed",
+    DEFINE.1,
 ];
 
 impl Program {
