@@ -12,17 +12,18 @@ use crate::{command::run, sandbox, test, workspace::Workspace};
 /// The version of memray that is measured beside.
 const MEMRAY: &str = "memray==1.20.0";
 
-/// Measures, and writes `target/bench/bench.json` and `docs/overhead.md`.
+/// Measures, and writes `target/bench/bench.json` and `docs/overhead.md`; or measures only these parts.
 ///
 /// # Errors
 ///
 /// When no probe can be attached, or something cannot be built.
-pub fn measure(workspace: &Workspace) -> Result<()> {
+pub fn measure(workspace: &Workspace, parts: &[String]) -> Result<()> {
     test::require_tracing()?;
     let python = sandbox::CURRENT.ensure(workspace)?;
     let mut command = test::cargo(workspace);
     command
-        .args(["bench", "--quiet", "--package", "cudatrace-tests", "--bench", "overhead"])
+        .args(["bench", "--quiet", "--package", "cudatrace-tests", "--bench", "overhead", "--"])
+        .args(parts)
         .env(sandbox::CURRENT.variable, &python);
     match memray(workspace, &python) {
         Ok(folder) => {

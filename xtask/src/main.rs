@@ -58,7 +58,10 @@ enum Verb {
     /// Check the direction of dependence between crates and modules
     Layers,
     /// Measure what a traced program pays, and write docs/overhead.md
-    Bench,
+    Bench {
+        /// Only these parts, and write nothing: hook, notebook, peers, torch, core, drops
+        parts: Vec<String>,
+    },
     /// Run every test that this machine can run
     Test,
 }
@@ -81,7 +84,7 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::Demo => demo::run(&workspace),
         Verb::Kernels { refresh, suites } => kernels::run(&workspace, *refresh, suites),
         Verb::Drivers => test::write_drivers(&workspace),
-        Verb::Bench => bench::measure(&workspace),
+        Verb::Bench { parts } => bench::measure(&workspace, parts),
         Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
         Verb::Sandbox { pytorch } => {

@@ -37,10 +37,17 @@ pub fn write(root: &Path, measures: &[Measure]) -> io::Result<()> {
     let folder = root.join("target/bench");
     fs::create_dir_all(&folder)?;
     fs::write(folder.join("bench.json"), serde_json::to_vec_pretty(measures)?)?;
-    let mut text = format!("{BEFORE}Taken on {}.\n\n", machine());
-    text.push_str(
-        "| measure | median | unit | ratio to the empty probe | |\n|---|---|---|---|---|\n",
-    );
+    let text = format!("{BEFORE}Taken on {}.\n\n{}{AFTER}", machine(), table(measures));
+    fs::write(root.join("docs/overhead.md"), text)?;
+    println!("{}", folder.join("bench.json").display());
+    Ok(())
+}
+
+/// A line for each.
+pub fn table(measures: &[Measure]) -> String {
+    let mut text =
+        "| measure | median | unit | ratio to the empty probe | |\n|---|---|---|---|---|\n"
+            .to_owned();
     for measure in measures {
         let ratio = measure.ratio_to_empty_uprobe;
         let _ = writeln!(
@@ -53,10 +60,7 @@ pub fn write(root: &Path, measures: &[Measure]) -> io::Result<()> {
             measure.reason.as_deref().unwrap_or_default().replace('|', "\\|"),
         );
     }
-    text.push_str(AFTER);
-    fs::write(root.join("docs/overhead.md"), text)?;
-    println!("{}", folder.join("bench.json").display());
-    Ok(())
+    text
 }
 
 fn figure(value: f64) -> String {
