@@ -8,8 +8,11 @@ pub mod thread_state_kind {
     pub const NONE: u32 = 0;
     /// The pthread key `autoTSSkey` (CPython 3.8–3.14 on glibc): two dependent reads.
     pub const PTHREAD_KEY: u32 = 1;
-    /// A thread-local variable at a fixed offset from the thread pointer (CPython 3.15).
+    /// A thread-local variable at a fixed offset from the thread pointer (CPython 3.15, in a program).
     pub const TLS: u32 = 2;
+    /// A thread-local variable of a library (CPython 3.15), whose block is found through the thread's
+    /// vector of blocks: three dependent reads.
+    pub const TLS_OF_LIBRARY: u32 = 3;
 }
 
 /// How to find the Python thread state of the current thread from its thread pointer (fs base).
@@ -21,11 +24,28 @@ pub mod thread_state_kind {
 pub struct ThreadStateSource {
     /// One of [`thread_state_kind`].
     pub kind: u32,
-    /// Pthread key: offset of the value inside the second-level block.
+    /// Pthread key: offset of the value inside the second-level block. Of a library: offset of its
+    /// block's pointer in the vector.
     pub slot: u32,
     /// Pthread key: offset from the thread pointer of the pointer to the second-level block.
-    /// TLS: offset of the variable.
+    /// TLS: offset of the variable from the thread pointer; of a library's, in its block.
     pub offset: i64,
+}
+
+/// How to tell which interpreter a thread runs, up to CPython 3.11 ([`crate::python::subinterpreters`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interpreters {
+    /// Address of `_PyRuntime.gilstate.tstate_current`; 0 where the slot is always right.
+    pub current: u64,
+    /// Address of `_PyRuntime.interpreters.head`.
+    pub head: u64,
+    /// The main interpreter.
+    pub main: u64,
+    /// `PyThreadState.thread_id`.
+    pub thread_id: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// Value of the `PROCESSES` map, by tgid. A process that is not in the map is not traced.
@@ -34,6 +54,8 @@ pub struct ThreadStateSource {
 pub struct ProcessConfig {
     /// Where the thread state is.
     pub thread_state: ThreadStateSource,
+    /// Which of its thread states a thread runs.
+    pub interpreters: Interpreters,
     /// Bumped by the kernel half whenever a known code object is freed; seeds the stack hash, so
     /// that a stack id never names a code object that took the address of a freed one.
     pub generation: u64,
@@ -59,5 +81,6 @@ pub const USER_LIFE: u64 = 1 << 63;
 
 plain_data! {
     ThreadStateSource = 16,
-    ProcessConfig = 56 + 56,
+    Interpreters = 32,
+    ProcessConfig = 88 + 56,
 }

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tracer_common::{
     ReadMem,
-    config::{ThreadStateSource, thread_state_kind},
+    config::{Interpreters, ThreadStateSource, thread_state_kind},
     python::{
-        code::{describe, has_name, read_lines},
+        code::{UNKNOWN_INSTRUCTION, describe, has_name, instruction_offset, read_lines},
         layout::{PythonLayout, entry_kind, instruction_kind},
+        subinterpreters::running,
         table::{self, VERSIONS},
-        walk::{WalkState, instruction_offset, thread_state, walk},
+        walk::{RawFrame, WalkState, thread_state, walk},
     },
     wire::{
         CodeRecord, LINES_CHUNK, LinesRecord, MAX_FRAMES, RecordHeader, WireString, stack_flag,
@@ -124,7 +125,12 @@ fn lay_out(layout: &PythonLayout, frames: &[Made], hole: Option<usize>) -> FakeM
         let place = at + u64::from(layout.frame_instruction);
         match layout.instruction {
             instruction_kind::POINTER => {
-                let start = frame.code + u64::from(layout.code_instructions);
+                let mut start = frame.code + u64::from(layout.code_instructions);
+                if layout.code_copies != 0 {
+                    let copy = frame.instruction % COPIES;
+                    start = write_copies(layout, frame.code, &mut memory)[copy as usize];
+                    memory.write(at + u64::from(layout.frame_copy), &copy.to_le_bytes());
+                }
                 memory.write_u64(place, start + u64::from(frame.instruction));
             }
             instruction_kind::UNITS => memory.write(place, &(frame.instruction / 2).to_le_bytes()),
@@ -136,6 +142,25 @@ fn lay_out(layout: &PythonLayout, frames: &[Made], hole: Option<usize>) -> FakeM
         }
     }
     memory
+}
+
+/// Copies of the bytecode that every code object has, where there are copies.
+const COPIES: u32 = 3;
+
+/// Lays out the list of the copies of a code object's bytecode: its own, and others far away.
+fn write_copies(
+    layout: &PythonLayout,
+    code: u64,
+    memory: &mut FakeMemory,
+) -> [u64; COPIES as usize] {
+    let list = 0x5000_0000 + code;
+    let starts = [code + u64::from(layout.code_instructions), 3 * code, 0x7_0000_0000 + code];
+    memory.write_u64(code + u64::from(layout.code_copies), list);
+    memory.write_u64(list, COPIES.into());
+    for (index, start) in (1..).zip(starts) {
+        memory.write_u64(list + 8 * index, start);
+    }
+    starts
 }
 
 fn walked(layout: &PythonLayout, memory: &FakeMemory) -> WalkState {
@@ -153,10 +178,10 @@ fn expected(layout: &PythonLayout, frames: &[Made]) -> Vec<(u64, i32)> {
         .collect()
 }
 
-fn found(layout: &PythonLayout, state: &WalkState) -> Vec<(u64, i32)> {
+fn found(layout: &PythonLayout, state: &WalkState, memory: &FakeMemory) -> Vec<(u64, i32)> {
     state.frames[..state.depth as usize]
         .iter()
-        .map(|frame| (frame.code, instruction_offset(layout, frame)))
+        .map(|frame| (frame.code, instruction_offset(layout, frame, memory)))
         .collect()
 }
 
@@ -167,8 +192,9 @@ fn version() -> impl Strategy<Value = &'static PythonLayout> {
 proptest! {
     #[test]
     fn every_frame_is_found(layout in version(), frames in prop::collection::vec(made(), 1..100)) {
-        let state = walked(layout, &lay_out(layout, &frames, None));
-        prop_assert_eq!(found(layout, &state), expected(layout, &frames));
+        let memory = lay_out(layout, &frames, None);
+        let state = walked(layout, &memory);
+        prop_assert_eq!(found(layout, &state, &memory), expected(layout, &frames));
         let none = expected(layout, &frames).is_empty();
         prop_assert_eq!(state.flags, if none { u32::from(stack_flag::NO_PYTHON) } else { 0 });
     }
@@ -183,8 +209,9 @@ proptest! {
                 variables: Some(8 * i as u64),
             })
             .collect();
-        let state = walked(layout, &lay_out(layout, &frames, None));
-        prop_assert_eq!(found(layout, &state), &expected(layout, &frames)[..MAX_FRAMES]);
+        let memory = lay_out(layout, &frames, None);
+        let state = walked(layout, &memory);
+        prop_assert_eq!(found(layout, &state, &memory), &expected(layout, &frames)[..MAX_FRAMES]);
         prop_assert_eq!(state.flags, u32::from(stack_flag::TRUNCATED));
     }
 
@@ -195,8 +222,9 @@ proptest! {
         hole in any::<prop::sample::Index>(),
     ) {
         let hole = hole.index(frames.len());
-        let state = walked(layout, &lay_out(layout, &frames, Some(hole)));
-        prop_assert_eq!(found(layout, &state), expected(layout, &frames[..hole]));
+        let memory = lay_out(layout, &frames, Some(hole));
+        let state = walked(layout, &memory);
+        prop_assert_eq!(found(layout, &state, &memory), expected(layout, &frames[..hole]));
         prop_assert_eq!(state.flags, u32::from(stack_flag::FAULT));
     }
 
@@ -331,6 +359,75 @@ fn the_thread_state_is_found_by_its_pthread_key() {
 }
 
 #[test]
+fn the_thread_state_is_found_in_the_block_of_a_library() {
+    let mut memory = FakeMemory::default();
+    // Module 3; the variable is 40 bytes into its block.
+    let source =
+        ThreadStateSource { kind: thread_state_kind::TLS_OF_LIBRARY, slot: 16 * 3, offset: 40 };
+    memory.write_u64(0x7000 + 8, 0xa000);
+    memory.write_u64(0xa000 + 48, 0xb000);
+    memory.write_u64(0xb000 + 40, TSTATE);
+    assert_eq!(thread_state(&source, 0x7000, &memory), Some(TSTATE));
+    assert_eq!(thread_state(&source, 0x8000, &memory), None, "another thread");
+    memory.write_u64(0xa000 + 48, u64::MAX);
+    assert_eq!(thread_state(&source, 0x7000, &memory), None, "a block that was not used yet");
+}
+
+#[test]
+fn the_thread_state_is_found_at_its_variable() {
+    let mut memory = FakeMemory::default();
+    let source = ThreadStateSource { kind: thread_state_kind::TLS, slot: 0, offset: -40 };
+    memory.write_u64(0x7000 - 40, TSTATE);
+    assert_eq!(thread_state(&source, 0x7000, &memory), Some(TSTATE));
+    memory.write_u64(0x7000 - 40, 0);
+    assert_eq!(thread_state(&source, 0x7000, &memory), None, "a thread without Python");
+}
+
+/// Up to 3.11 the slot of a thread stays with the interpreter that the thread was in first.
+#[test]
+fn the_running_interpreter_is_the_current_one_if_its_thread_is_this() {
+    const CURRENT: u64 = 0x1000;
+    const HEAD: u64 = 0x1008;
+    const MAIN: u64 = 0xa000;
+    let of = Interpreters { current: CURRENT, head: HEAD, main: MAIN, thread_id: 152, pad: 0 };
+    let other = TSTATE + 0x1000;
+    // Current thread state, the thread of `other`, the newest interpreter; what runs on thread 7.
+    for (current, thread, head, expected) in [
+        (TSTATE, 7, MAIN, Some(TSTATE)),
+        (TSTATE, 7, 0xb000, Some(TSTATE)),
+        (other, 7, 0xb000, Some(other)),
+        (other, 8, MAIN, Some(TSTATE)),
+        (0, 7, MAIN, Some(TSTATE)),
+        (other, 8, 0xb000, None),
+        (0, 7, 0xb000, None),
+    ] {
+        let mut memory = FakeMemory::default();
+        memory.write_u64(CURRENT, current);
+        memory.write_u64(HEAD, head);
+        memory.write_u64(other + 152, thread);
+        assert_eq!(running(&of, 7, TSTATE, &memory), expected, "{current:#x} {thread} {head:#x}");
+    }
+    let always_right = Interpreters::default();
+    assert_eq!(running(&always_right, 7, TSTATE, &FakeMemory::default()), Some(TSTATE));
+}
+
+/// A copy that the list does not have, or a list that is gone: no place is better than a wrong one.
+#[test]
+fn an_instruction_in_a_copy_that_is_not_there_has_no_place() {
+    let layout = &table::find(14, true).unwrap().layout;
+    let mut memory = FakeMemory::default();
+    let code = 0x4000_0000;
+    let starts = write_copies(layout, code, &mut memory);
+    let frame = |copy| RawFrame { code, instruction: starts[2] + 6, copy, pad: 0 };
+    assert_eq!(instruction_offset(layout, &frame(2), &memory), 6);
+    for copy in [COPIES, u32::MAX] {
+        assert_eq!(instruction_offset(layout, &frame(copy), &memory), UNKNOWN_INSTRUCTION);
+    }
+    let empty = FakeMemory::default();
+    assert_eq!(instruction_offset(layout, &frame(2), &empty), UNKNOWN_INSTRUCTION);
+}
+
+#[test]
 fn the_table_has_no_field_outside_of_what_is_read() {
     for version in &VERSIONS {
         let layout = &version.layout;
@@ -340,11 +437,13 @@ fn the_table_has_no_field_outside_of_what_is_read() {
         }
         let width = if layout.instruction == instruction_kind::POINTER { 8 } else { 4 };
         assert!(layout.frame_instruction + width <= layout.frame_size, "3.{}", version.minor);
+        assert!(layout.code_copies == 0 || layout.frame_copy + 4 <= layout.frame_size);
         assert!(layout.shim_owner == 0 || layout.frame_owner < layout.frame_size);
         assert_eq!(version.debug_offsets.is_empty(), version.minor < 13);
     }
-    for minor in 8..=14 {
+    for minor in 8..=15 {
         assert!(table::find(minor, false).is_some(), "3.{minor}");
+        assert_eq!(table::find(minor, true).is_some(), minor >= 13, "3.{minor}t");
     }
-    assert!(table::find(7, false).is_none() && table::find(15, false).is_none());
+    assert!(table::find(7, false).is_none() && table::find(16, false).is_none());
 }

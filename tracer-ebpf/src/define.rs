@@ -12,10 +12,7 @@ use aya_ebpf::{
 use tracer_common::{
     config::ProcessConfig,
     counters::Counters,
-    python::{
-        code::{describe, read_lines},
-        walk::instruction_offset,
-    },
+    python::code::{describe, instruction_offset, read_lines},
     wire::{
         LINES_CHUNK, LinesRecord, MAX_FRAMES, MAX_LINES_CHUNKS, RecordHeader, StackFrame,
         StackRecord, tag,
@@ -182,7 +179,7 @@ fn settle(frame: usize, code: u64, config: &ProcessConfig, scratch: &mut Scratch
     scratch.stack.frames[frame] = StackFrame {
         code,
         address: raw.code,
-        instruction: instruction_offset(&config.layout, &raw),
+        instruction: instruction_offset(&config.layout, &raw, &CurrentProcess),
         pad: 0,
     };
     scratch.cursor.incomplete += u64::from(code == 0);

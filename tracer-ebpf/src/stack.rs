@@ -5,7 +5,10 @@ use core::{mem::offset_of, ptr::read_volatile};
 use tracer_common::{
     config::{ProcessConfig, thread_state_kind},
     counters::Counters,
-    python::walk::{mix, thread_state, walk},
+    python::{
+        subinterpreters::running,
+        walk::{mix, thread_state, walk},
+    },
     wire::stack_flag,
 };
 
@@ -48,8 +51,9 @@ pub fn take(target: &Target, scratch: &mut Scratch) -> Taken {
     if config.thread_state.kind == thread_state_kind::NONE {
         return Taken::none(0);
     }
-    let Some(tstate) = current_thread_state(config) else {
-        return Taken::none(stack_flag::NO_PYTHON);
+    let tstate = match current_thread_state(config) {
+        Ok(tstate) => tstate,
+        Err(flags) => return Taken::none(flags),
     };
     // SAFETY: both change under us, at most once per freed code object; any value that is read is one that
     // was current during this hit.
@@ -74,8 +78,12 @@ pub fn take(target: &Target, scratch: &mut Scratch) -> Taken {
     Taken { id: mix(scratch.walk.hash, u64::from(flags)) | 1, flags }
 }
 
-/// The current thread's Python thread state.
+/// The current thread's Python thread state; the flags of a stack if there is none.
 #[inline(always)]
-pub fn current_thread_state(config: &ProcessConfig) -> Option<u64> {
-    thread_state(&config.thread_state, thread_pointer()?, &CurrentProcess)
+pub fn current_thread_state(config: &ProcessConfig) -> Result<u64, u8> {
+    let pointer = thread_pointer().ok_or(stack_flag::NO_PYTHON)?;
+    let slot = thread_state(&config.thread_state, pointer, &CurrentProcess);
+    let slot = slot.ok_or(stack_flag::NO_PYTHON)?;
+    // It is not known which of its interpreters the thread runs: no stack is better than a wrong one.
+    running(&config.interpreters, pointer, slot, &CurrentProcess).ok_or(0)
 }

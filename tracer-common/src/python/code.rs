@@ -2,7 +2,10 @@
 
 use core::hint::black_box;
 
-use super::layout::PythonLayout;
+use super::{
+    layout::{PythonLayout, instruction_kind},
+    walk::RawFrame,
+};
 use crate::{
     ReadMem,
     wire::{CodeRecord, FILENAME_BYTES, LINES_CHUNK, LinesRecord, WireString},
@@ -65,6 +68,43 @@ pub fn read_lines(
     record.offset = offset;
     record.filled = filled;
     read_bytes(table.wrapping_add(u64::from(offset)), filled, &mut record.bytes, mem)
+}
+
+/// An instruction whose place in its code is not known: behind every line.
+pub const UNKNOWN_INSTRUCTION: i32 = i32::MAX;
+
+/// Byte offset of a frame's instruction from the start of its bytecode.
+#[inline(always)]
+pub fn instruction_offset(layout: &PythonLayout, frame: &RawFrame, mem: &impl ReadMem) -> i32 {
+    match layout.instruction {
+        instruction_kind::POINTER => match start_of_bytecode(layout, frame, mem) {
+            Some(start) => frame.instruction.wrapping_sub(start) as i32,
+            None => UNKNOWN_INSTRUCTION,
+        },
+        instruction_kind::UNITS => (frame.instruction as i32).wrapping_mul(2),
+        _ => frame.instruction as i32,
+    }
+}
+
+/// Without the GIL every thread but the first runs a copy of the bytecode from 3.14 on. The list of them,
+/// `_PyCodeArray`, is its length and that many pointers, the first to the bytecode in the code object.
+#[inline(always)]
+fn start_of_bytecode(layout: &PythonLayout, frame: &RawFrame, mem: &impl ReadMem) -> Option<u64> {
+    if layout.code_copies == 0 {
+        return Some(frame.code.wrapping_add(u64::from(layout.code_instructions)));
+    }
+    // Zero where it is not readable: nothing to branch on, which verifiers like.
+    let read = |addr: u64| {
+        let mut value = 0u64;
+        // SAFETY: `value` is eight writable bytes.
+        unsafe { mem.read(addr, (&raw mut value).cast(), 8) };
+        value
+    };
+    let copies = read(frame.code.wrapping_add(u64::from(layout.code_copies)));
+    let count = read(copies);
+    let copy = u64::from(frame.copy);
+    let start = read(copies.wrapping_add(8 + 8 * copy));
+    (copy < count && start != 0).then_some(start)
 }
 
 /// Fills the first `length` bytes of `bytes`.

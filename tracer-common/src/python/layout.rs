@@ -17,7 +17,8 @@ pub mod instruction_kind {
     pub const BYTES: u8 = 0;
     /// `f_lasti`, in units of two bytes (3.10).
     pub const UNITS: u8 = 1;
-    /// A pointer into the bytecode that lies inside the code object (3.11 and later).
+    /// A pointer into the bytecode (3.11 and later), which lies inside the code object, or, where threads
+    /// have copies of it, outside ([`super::PythonLayout::code_copies`]).
     pub const POINTER: u8 = 2;
 }
 
@@ -73,8 +74,13 @@ pub struct PythonLayout {
     pub bytes_size: u16,
     /// `PyBytesObject.ob_sval`.
     pub bytes_data: u16,
+    /// `PyCodeObject.co_tlbc`: copies of the bytecode by thread (free-threaded, 3.14 and later); 0 when
+    /// the version has none.
+    pub code_copies: u16,
+    /// `_PyInterpreterFrame.tlbc_index`: which of them the frame runs; unused without them.
+    pub frame_copy: u16,
     /// Zero.
-    pub pad: [u16; 7],
+    pub pad: [u16; 5],
 }
 
 plain_data! { PythonLayout = 56 }

@@ -2,5 +2,7 @@
 
 pub mod code;
 pub mod layout;
+pub mod published;
+pub mod subinterpreters;
 pub mod table;
 pub mod walk;

@@ -1,18 +1,23 @@
 //! Structure offsets of every supported CPython, as data.
 //!
-//! Source: compiled against each build's own headers, and checked at run time on x86-64 (CPython
-//! 3.8.18, 3.9.18, 3.10.13, 3.11.2, 3.11.7, 3.12.1, 3.13.0, 3.13.5, 3.14; free-threaded 3.13.5).
-//! Offsets are fixed within a minor version. From 3.13 on an interpreter publishes many of them as
-//! `_Py_DebugOffsets`, the first field of `_PyRuntime`; [`PythonVersion::debug_offsets`] lists the
-//! values that must agree, so that a build with other structures is refused instead of misread.
+//! Source: compiled against each build's own headers on x86-64, and checked at run time against the builds
+//! that docs/python-frames.md lists; 3.14 and 3.15 without the GIL were never run. Offsets are fixed within
+//! a minor version. From 3.13 on an interpreter publishes many of them; [`PythonVersion::debug_offsets`]
+//! lists the values that must agree, so that a build with other structures is refused instead of misread.
 
-use super::layout::{PythonLayout, entry_kind, instruction_kind};
+use super::{
+    layout::{PythonLayout, entry_kind, instruction_kind},
+    published::{DebugOffset, SLOTS_3_13, SLOTS_3_14, SLOTS_3_15, published},
+};
 
 /// Offsets that only user space needs, to find and check the thread state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuntimeLayout {
-    /// `_PyRuntimeState.interpreters.head`.
+    /// `_PyRuntimeState.interpreters.head`; `.main` follows it.
     pub interpreters_head: u16,
+    /// `_PyRuntimeState.gilstate.tstate_current`, up to 3.11: from then on the slot follows a thread into
+    /// another interpreter.
+    pub tstate_current: Option<u16>,
     /// The pthread key: `gilstate.autoTSSkey` (to 3.11) or `autoTSSkey`. Two ints: whether it was
     /// initialised, then the key. `None` when the version has a thread-local variable instead.
     pub auto_tss_key: Option<u16>,
@@ -26,19 +31,12 @@ pub struct RuntimeLayout {
     pub tstate_interpreter: u16,
     /// `PyThreadState.thread_id`: `pthread_self()`, which on x86-64 glibc is the thread pointer.
     pub tstate_thread_id: u16,
+    /// `PyObject.ob_type`.
+    pub object_type: u16,
+    /// `PyTypeObject.tp_name`.
+    pub type_name: u16,
     /// `PyTypeObject.tp_dealloc`.
     pub type_dealloc: u16,
-}
-
-/// One slot of `_Py_DebugOffsets` and the value it must have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DebugOffset {
-    /// Name as in CPython's source.
-    pub name: &'static str,
-    /// Byte position of the slot, a `u64`, from the start of `_PyRuntime`.
-    pub position: u16,
-    /// The value.
-    pub expected: u16,
 }
 
 /// Everything known about one CPython minor version and build flavour.
@@ -62,7 +60,7 @@ pub fn find(minor: u8, free_threaded: bool) -> Option<&'static PythonVersion> {
 }
 
 /// All versions, oldest first.
-pub static VERSIONS: [PythonVersion; 8] = [
+pub static VERSIONS: [PythonVersion; 11] = [
     PythonVersion {
         minor: 8,
         free_threaded: false,
@@ -71,7 +69,11 @@ pub static VERSIONS: [PythonVersion; 8] = [
             frame_instruction: 104,
             ..BEFORE_3_11
         },
-        runtime: RuntimeLayout { auto_tss_key: Some(1392), ..RUNTIME_BEFORE_3_11 },
+        runtime: RuntimeLayout {
+            tstate_current: Some(1368),
+            auto_tss_key: Some(1392),
+            ..RUNTIME_BEFORE_3_11
+        },
         debug_offsets: &[],
     },
     PythonVersion {
@@ -82,14 +84,22 @@ pub static VERSIONS: [PythonVersion; 8] = [
             frame_instruction: 104,
             ..BEFORE_3_11
         },
-        runtime: RuntimeLayout { auto_tss_key: Some(584), ..RUNTIME_BEFORE_3_11 },
+        runtime: RuntimeLayout {
+            tstate_current: Some(568),
+            auto_tss_key: Some(584),
+            ..RUNTIME_BEFORE_3_11
+        },
         debug_offsets: &[],
     },
     PythonVersion {
         minor: 10,
         free_threaded: false,
         layout: BEFORE_3_11,
-        runtime: RuntimeLayout { auto_tss_key: Some(584), ..RUNTIME_BEFORE_3_11 },
+        runtime: RuntimeLayout {
+            tstate_current: Some(568),
+            auto_tss_key: Some(584),
+            ..RUNTIME_BEFORE_3_11
+        },
         debug_offsets: &[],
     },
     PythonVersion {
@@ -111,12 +121,15 @@ pub static VERSIONS: [PythonVersion; 8] = [
         },
         runtime: RuntimeLayout {
             interpreters_head: 40,
+            tstate_current: Some(576),
             auto_tss_key: Some(592),
             interpreter_next: 0,
             interpreter_threads: 16,
             tstate_next: 8,
             tstate_interpreter: 16,
             tstate_thread_id: 152,
+            object_type: 8,
+            type_name: 24,
             type_dealloc: 48,
         },
         debug_offsets: &[],
@@ -127,12 +140,15 @@ pub static VERSIONS: [PythonVersion; 8] = [
         layout: SINCE_3_12,
         runtime: RuntimeLayout {
             interpreters_head: 40,
+            tstate_current: None,
             auto_tss_key: Some(1544),
             interpreter_next: 0,
             interpreter_threads: 72,
             tstate_next: 8,
             tstate_interpreter: 16,
             tstate_thread_id: 136,
+            object_type: 8,
+            type_name: 24,
             type_dealloc: 48,
         },
         debug_offsets: &[],
@@ -142,102 +158,42 @@ pub static VERSIONS: [PythonVersion; 8] = [
         free_threaded: false,
         layout: LAYOUT_3_13,
         runtime: RUNTIME_3_13,
-        debug_offsets: &[
-            DebugOffset { name: "runtime_state.interpreters_head", position: 40, expected: 632 },
-            DebugOffset { name: "interpreter_state.threads_head", position: 72, expected: 7344 },
-            DebugOffset { name: "thread_state.current_frame", position: 184, expected: 72 },
-            DebugOffset { name: "interpreter_frame.previous", position: 232, expected: 8 },
-            DebugOffset { name: "interpreter_frame.executable", position: 240, expected: 0 },
-            DebugOffset { name: "interpreter_frame.instr_ptr", position: 248, expected: 56 },
-            DebugOffset { name: "interpreter_frame.owner", position: 264, expected: 70 },
-            DebugOffset { name: "code_object.filename", position: 280, expected: 112 },
-            DebugOffset { name: "code_object.name", position: 288, expected: 120 },
-            DebugOffset { name: "code_object.qualname", position: 296, expected: 128 },
-            DebugOffset { name: "code_object.linetable", position: 304, expected: 136 },
-            DebugOffset { name: "code_object.firstlineno", position: 312, expected: 68 },
-            DebugOffset { name: "code_object.co_code_adaptive", position: 344, expected: 200 },
-            DebugOffset { name: "bytes_object.ob_size", position: 520, expected: 16 },
-            DebugOffset { name: "bytes_object.ob_sval", position: 528, expected: 32 },
-            DebugOffset { name: "unicode_object.state", position: 544, expected: 32 },
-            DebugOffset { name: "unicode_object.length", position: 552, expected: 16 },
-            DebugOffset { name: "unicode_object.asciiobject_size", position: 560, expected: 40 },
-        ],
+        debug_offsets: &published(SLOTS_3_13, &LAYOUT_3_13, &RUNTIME_3_13),
     },
     PythonVersion {
         minor: 13,
         free_threaded: true,
-        layout: PythonLayout {
-            code_filename: 128,
-            code_name: 136,
-            code_qualname: 144,
-            code_first_line: 84,
-            code_line_table: 152,
-            code_instructions: 216,
-            string_length: 32,
-            string_state: 48,
-            string_ascii_data: 56,
-            string_compact_data: 72,
-            bytes_size: 32,
-            bytes_data: 48,
-            ..LAYOUT_3_13
-        },
-        runtime: RuntimeLayout { type_dealloc: 64, ..RUNTIME_3_13 },
-        debug_offsets: &[
-            DebugOffset { name: "runtime_state.interpreters_head", position: 40, expected: 632 },
-            DebugOffset { name: "interpreter_state.threads_head", position: 72, expected: 7344 },
-            DebugOffset { name: "thread_state.current_frame", position: 184, expected: 72 },
-            DebugOffset { name: "interpreter_frame.previous", position: 232, expected: 8 },
-            DebugOffset { name: "interpreter_frame.executable", position: 240, expected: 0 },
-            DebugOffset { name: "interpreter_frame.instr_ptr", position: 248, expected: 56 },
-            DebugOffset { name: "interpreter_frame.owner", position: 264, expected: 70 },
-            DebugOffset { name: "code_object.filename", position: 280, expected: 128 },
-            DebugOffset { name: "code_object.name", position: 288, expected: 136 },
-            DebugOffset { name: "code_object.qualname", position: 296, expected: 144 },
-            DebugOffset { name: "code_object.linetable", position: 304, expected: 152 },
-            DebugOffset { name: "code_object.firstlineno", position: 312, expected: 84 },
-            DebugOffset { name: "code_object.co_code_adaptive", position: 344, expected: 216 },
-            DebugOffset { name: "bytes_object.ob_size", position: 520, expected: 32 },
-            DebugOffset { name: "bytes_object.ob_sval", position: 528, expected: 48 },
-            DebugOffset { name: "unicode_object.state", position: 544, expected: 48 },
-            DebugOffset { name: "unicode_object.length", position: 552, expected: 32 },
-            DebugOffset { name: "unicode_object.asciiobject_size", position: 560, expected: 56 },
-        ],
+        layout: LAYOUT_3_13T,
+        runtime: RUNTIME_3_13T,
+        debug_offsets: &published(SLOTS_3_13, &LAYOUT_3_13T, &RUNTIME_3_13T),
     },
     PythonVersion {
         minor: 14,
         free_threaded: false,
-        layout: PythonLayout {
-            frame_size: 80,
-            frame_owner: 74,
-            code_instructions: 208,
-            ..LAYOUT_3_13
-        },
-        runtime: RuntimeLayout {
-            interpreters_head: 808,
-            auto_tss_key: Some(2336),
-            interpreter_next: 7272,
-            ..RUNTIME_3_13
-        },
-        debug_offsets: &[
-            DebugOffset { name: "runtime_state.interpreters_head", position: 40, expected: 808 },
-            DebugOffset { name: "interpreter_state.threads_head", position: 72, expected: 7344 },
-            DebugOffset { name: "thread_state.current_frame", position: 208, expected: 72 },
-            DebugOffset { name: "interpreter_frame.previous", position: 256, expected: 8 },
-            DebugOffset { name: "interpreter_frame.executable", position: 264, expected: 0 },
-            DebugOffset { name: "interpreter_frame.instr_ptr", position: 272, expected: 56 },
-            DebugOffset { name: "interpreter_frame.owner", position: 288, expected: 74 },
-            DebugOffset { name: "code_object.filename", position: 320, expected: 112 },
-            DebugOffset { name: "code_object.name", position: 328, expected: 120 },
-            DebugOffset { name: "code_object.qualname", position: 336, expected: 128 },
-            DebugOffset { name: "code_object.linetable", position: 344, expected: 136 },
-            DebugOffset { name: "code_object.firstlineno", position: 352, expected: 68 },
-            DebugOffset { name: "code_object.co_code_adaptive", position: 384, expected: 208 },
-            DebugOffset { name: "bytes_object.ob_size", position: 600, expected: 16 },
-            DebugOffset { name: "bytes_object.ob_sval", position: 608, expected: 32 },
-            DebugOffset { name: "unicode_object.state", position: 624, expected: 32 },
-            DebugOffset { name: "unicode_object.length", position: 632, expected: 16 },
-            DebugOffset { name: "unicode_object.asciiobject_size", position: 640, expected: 40 },
-        ],
+        layout: LAYOUT_3_14,
+        runtime: RUNTIME_3_14,
+        debug_offsets: &published(SLOTS_3_14, &LAYOUT_3_14, &RUNTIME_3_14),
+    },
+    PythonVersion {
+        minor: 14,
+        free_threaded: true,
+        layout: LAYOUT_3_14T,
+        runtime: RUNTIME_3_14T,
+        debug_offsets: &published(SLOTS_3_14, &LAYOUT_3_14T, &RUNTIME_3_14T),
+    },
+    PythonVersion {
+        minor: 15,
+        free_threaded: false,
+        layout: LAYOUT_3_14,
+        runtime: RUNTIME_3_15,
+        debug_offsets: &published(SLOTS_3_15, &LAYOUT_3_14, &RUNTIME_3_15),
+    },
+    PythonVersion {
+        minor: 15,
+        free_threaded: true,
+        layout: LAYOUT_3_14T,
+        runtime: RUNTIME_3_15T,
+        debug_offsets: &published(SLOTS_3_15, &LAYOUT_3_14T, &RUNTIME_3_15T),
     },
 ];
 
@@ -266,7 +222,9 @@ const BEFORE_3_11: PythonLayout = PythonLayout {
     string_compact_data: 72,
     bytes_size: 16,
     bytes_data: 32,
-    pad: [0; 7],
+    code_copies: 0,
+    frame_copy: 0,
+    pad: [0; 5],
 };
 
 const SINCE_3_12: PythonLayout = PythonLayout {
@@ -293,7 +251,9 @@ const SINCE_3_12: PythonLayout = PythonLayout {
     string_compact_data: 56,
     bytes_size: 16,
     bytes_data: 32,
-    pad: [0; 7],
+    code_copies: 0,
+    frame_copy: 0,
+    pad: [0; 5],
 };
 
 const LAYOUT_3_13: PythonLayout = PythonLayout {
@@ -303,24 +263,87 @@ const LAYOUT_3_13: PythonLayout = PythonLayout {
     ..SINCE_3_12
 };
 
+/// Without the GIL an object's header has 32 bytes, 16 more than with it.
+const LAYOUT_3_13T: PythonLayout = PythonLayout {
+    code_filename: 128,
+    code_name: 136,
+    code_qualname: 144,
+    code_first_line: 84,
+    code_line_table: 152,
+    code_instructions: 216,
+    string_length: 32,
+    string_state: 48,
+    string_ascii_data: 56,
+    string_compact_data: 72,
+    bytes_size: 32,
+    bytes_data: 48,
+    ..LAYOUT_3_13
+};
+
+/// Also 3.15.
+const LAYOUT_3_14: PythonLayout =
+    PythonLayout { frame_size: 80, frame_owner: 74, code_instructions: 208, ..LAYOUT_3_13 };
+
+/// Also 3.15.
+const LAYOUT_3_14T: PythonLayout = PythonLayout {
+    frame_size: 80,
+    frame_owner: 78,
+    code_instructions: 232,
+    code_copies: 224,
+    frame_copy: 72,
+    // `interned` is a byte of its own there.
+    string_kind_shift: 8,
+    ..LAYOUT_3_13T
+};
+
 const RUNTIME_BEFORE_3_11: RuntimeLayout = RuntimeLayout {
     interpreters_head: 32,
+    tstate_current: None,
     auto_tss_key: None,
     interpreter_next: 0,
     interpreter_threads: 8,
     tstate_next: 8,
     tstate_interpreter: 16,
     tstate_thread_id: 176,
+    object_type: 8,
+    type_name: 24,
     type_dealloc: 48,
 };
 
 const RUNTIME_3_13: RuntimeLayout = RuntimeLayout {
     interpreters_head: 632,
+    tstate_current: None,
     auto_tss_key: Some(2160),
     interpreter_next: 7264,
     interpreter_threads: 7344,
     tstate_next: 8,
     tstate_interpreter: 16,
     tstate_thread_id: 152,
+    object_type: 8,
+    type_name: 24,
     type_dealloc: 48,
 };
+
+const RUNTIME_3_13T: RuntimeLayout =
+    RuntimeLayout { object_type: 24, type_name: 40, type_dealloc: 64, ..RUNTIME_3_13 };
+
+const RUNTIME_3_14: RuntimeLayout = RuntimeLayout {
+    interpreters_head: 808,
+    auto_tss_key: Some(2336),
+    interpreter_next: 7272,
+    ..RUNTIME_3_13
+};
+
+const RUNTIME_3_14T: RuntimeLayout =
+    RuntimeLayout { object_type: 24, type_name: 40, type_dealloc: 64, ..RUNTIME_3_14 };
+
+const RUNTIME_3_15: RuntimeLayout = RuntimeLayout {
+    interpreters_head: 936,
+    auto_tss_key: None,
+    interpreter_threads: 7336,
+    tstate_thread_id: 176,
+    ..RUNTIME_3_13
+};
+
+const RUNTIME_3_15T: RuntimeLayout =
+    RuntimeLayout { object_type: 24, type_name: 40, type_dealloc: 64, ..RUNTIME_3_15 };

@@ -31,6 +31,10 @@ pub struct RawFrame {
     pub code: u64,
     /// As the interpreter keeps it: see [`instruction_kind`].
     pub instruction: u64,
+    /// Which copy of the bytecode it points into, where there are copies.
+    pub copy: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// State and result of a walk.
@@ -155,6 +159,10 @@ pub fn mix(hash: u64, value: u64) -> u64 {
 /// Keeps a code object and an instruction, whose addresses are alike, apart in one value.
 const SPREAD: u64 = 0xd6e8_feb8_6659_fd93;
 
+/// Where a thread has the pointer to its vector of TLS blocks, from its thread pointer: fixed by the ABI
+/// of x86-64 (`_thread_db_pthread_dtvp` of glibc).
+const TLS_VECTOR: u64 = 8;
+
 /// The Python thread state of the thread whose thread pointer is `thread_pointer`; `None` if the
 /// thread has none.
 #[inline(always)]
@@ -163,12 +171,22 @@ pub fn thread_state(
     thread_pointer: u64,
     mem: &impl ReadMem,
 ) -> Option<u64> {
-    let first = mem.read_u64(thread_pointer.wrapping_add_signed(source.offset))?;
     let tstate = match source.kind {
-        thread_state_kind::PTHREAD_KEY if first != 0 => {
-            mem.read_u64(first.wrapping_add(u64::from(source.slot)))?
+        thread_state_kind::PTHREAD_KEY => {
+            match mem.read_u64(thread_pointer.wrapping_add_signed(source.offset))? {
+                0 => 0,
+                block => mem.read_u64(block.wrapping_add(u64::from(source.slot)))?,
+            }
         }
-        thread_state_kind::TLS => first,
+        thread_state_kind::TLS => {
+            mem.read_u64(thread_pointer.wrapping_add_signed(source.offset))?
+        }
+        thread_state_kind::TLS_OF_LIBRARY => {
+            let vector = mem.read_u64(thread_pointer.wrapping_add(TLS_VECTOR))?;
+            // -1 when this thread has not used the block yet: then there is nothing to read at it.
+            let block = mem.read_u64(vector.wrapping_add(u64::from(source.slot)))?;
+            mem.read_u64(block.wrapping_add_signed(source.offset))?
+        }
         _ => 0,
     };
     (tstate != 0).then_some(tstate)
@@ -246,28 +264,16 @@ fn step(layout: &PythonLayout, state: &mut WalkState, mem: &impl ReadMem) -> boo
         } else {
             u64::from(state.field_u32(layout.frame_instruction))
         };
+        // Some other field where there are no copies, and not looked at then: one branch less to verify.
+        let copy = state.field_u32(layout.frame_copy);
         // SAFETY: `depth` is less than the number of frames.
         unsafe {
             *state.frames.as_mut_ptr().add(depth & (MAX_FRAMES - 1)) =
-                RawFrame { code, instruction }
+                RawFrame { code, instruction, copy, pad: 0 }
         };
         state.hash = mix(state.hash, code.wrapping_mul(SPREAD) ^ instruction);
         state.depth = depth as u32 + 1;
     }
     state.next = state.word(layout.frame_previous);
     true
-}
-
-/// Byte offset of a frame's instruction from the start of its bytecode.
-#[inline(always)]
-pub fn instruction_offset(layout: &PythonLayout, frame: &RawFrame) -> i32 {
-    match layout.instruction {
-        instruction_kind::POINTER => frame
-            .instruction
-            .wrapping_sub(frame.code)
-            .wrapping_sub(u64::from(layout.code_instructions))
-            as i32,
-        instruction_kind::UNITS => (frame.instruction as i32).wrapping_mul(2),
-        _ => frame.instruction as i32,
-    }
 }

@@ -42,7 +42,7 @@ fn try_cell(ctx: &ProbeContext) -> Option<()> {
         return None;
     }
     let code: u64 = ctx.arg(0)?;
-    let tstate = stack::current_thread_state(config)?;
+    let tstate = stack::current_thread_state(config).ok()?;
     let frame = innermost(&config.layout, tstate, &CurrentProcess)?;
     let caller = frame_code(&config.layout, frame, &CurrentProcess)?;
     // SAFETY: as above; any value that is read is one that was current during this hit.
@@ -91,7 +91,7 @@ fn report(ctx: &ProbeContext, target: &Target, code: u64, scratch: &mut Scratch)
         pad: 0,
         code: 0,
     });
-    scratch.walk.set_single(RawFrame { code, instruction: 0 });
+    scratch.walk.set_single(RawFrame { code, ..RawFrame::default() });
     define(ctx, scratch);
     scratch.pending.send(target.tgid());
 }

@@ -43,6 +43,8 @@ pub struct ProcessFacts {
     pub python: Option<String>,
     /// The `x` of CPython 3.x.
     pub python_minor: Option<u8>,
+    /// Why it has no Python stacks, or in what they are less certain.
+    pub python_note: Option<String>,
     /// Its container.
     pub container: Option<String>,
     /// Its user.
@@ -200,6 +202,7 @@ impl Aggregator {
             let facts = ProcessFacts {
                 python: None,
                 python_minor: None,
+                python_note: None,
                 whole: true,
                 late: BTreeSet::new(),
                 ..facts
@@ -356,6 +359,7 @@ impl Aggregator {
             }),
             command: facts.command.clone(),
             python: facts.python.clone(),
+            python_note: facts.python_note.clone(),
             notebook: None,
             kernel_id: None,
             container: facts.container.clone(),

@@ -61,10 +61,11 @@ fn write_process(process: &ProcessDiagnosis, all: bool, out: &mut impl Write) ->
             writeln!(out, "  {name} {}", sanitize(value))?;
         }
     }
-    match (&process.python, &process.python_gap) {
-        (Some(version), _) => writeln!(out, "  CPython {}: Python stacks", sanitize(version))?,
-        (None, Some(why)) => writeln!(out, "  no Python stacks: {}", sanitize(why))?,
-        (None, None) => {}
+    if let Some(version) = &process.python {
+        writeln!(out, "  CPython {}: Python stacks", sanitize(version))?;
+    }
+    if let Some(note) = &process.python_note {
+        writeln!(out, "  {}", sanitize(note))?;
     }
     writeln!(out, "  {}", process.counts)?;
     for library in &process.libraries {

@@ -15,6 +15,7 @@ use super::{
     elf::open_regular,
     maps::{MappedFile, in_root},
     process::{PROC, command_line, environment},
+    python::PythonTarget,
 };
 use crate::model::{Level, Pid};
 
@@ -127,7 +128,11 @@ pub fn mapped(files: &[MappedFile]) -> Vec<LibraryFile> {
 
 /// The libraries that the process is going to load when it imports a framework: those of every
 /// installation on its import path, and the system's driver. What is already in `known` is left out.
-pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Vec<LibraryFile> {
+pub fn loadable(
+    pid: Pid,
+    python: Option<&PythonTarget>,
+    known: &[LibraryFile],
+) -> Vec<LibraryFile> {
     let environment = Environment::of(pid);
     let mut seen: HashSet<(LibraryKind, u64)> =
         known.iter().map(|library| (library.kind, library.inode)).collect();
@@ -139,10 +144,10 @@ pub fn loadable(pid: Pid, python_minor: Option<u8>, known: &[LibraryFile]) -> Ve
             found.push(LibraryFile { kind, path, open_path, mapped: false, inode: metadata.ino() });
         }
     };
-    let suffix = format!("cpython-3{}-x86_64-linux-gnu.so", python_minor.unwrap_or_default());
-    for folder in
-        python_minor.map(|minor| import_path(pid, minor, &environment)).unwrap_or_default()
-    {
+    let suffix =
+        format!("cpython-3{}-x86_64-linux-gnu.so", python.map_or(0, |python| python.minor));
+    let folders = python.map(|python| import_path(pid, python.minor, &python.file, &environment));
+    for folder in folders.unwrap_or_default() {
         consider(LibraryKind::TorchC10, folder.join("torch/lib/libc10.so"));
         consider(LibraryKind::TorchCuda, folder.join("torch/lib/libc10_cuda.so"));
         consider(LibraryKind::Driver, folder.join("torch/lib/libcuda.so.1"));
@@ -190,12 +195,16 @@ impl Environment {
     }
 }
 
+/// Words of a command line that are looked at for the interpreter.
+const MAX_WORDS: usize = 16;
+
 /// Folders from which the interpreter imports packages, as far as they can be told from outside.
-fn import_path(pid: Pid, minor: u8, environment: &Environment) -> Vec<PathBuf> {
+fn import_path(pid: Pid, minor: u8, interpreter: &Path, environment: &Environment) -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = Vec::new();
     let above = |path: &Path| path.parent().and_then(Path::parent).map(Path::to_owned);
     // How it was called: inside a virtual environment this is the environment's own link.
-    if let Some(first) = command_line(pid).first() {
+    let words = command_line(pid);
+    if let Some(first) = words.first() {
         let path = PathBuf::from(first);
         if path.is_absolute() {
             prefixes.extend(above(&path));
@@ -212,6 +221,14 @@ fn import_path(pid: Pid, minor: u8, environment: &Environment) -> Vec<PathBuf> {
             prefixes.extend(above(&folder.join(path)));
         }
     }
+    // What was started may be the loader, given the interpreter as an argument, or a program with one in it.
+    let named = words.iter().take(MAX_WORDS).map(Path::new).filter(|word| {
+        let name = word.file_name().unwrap_or_default();
+        word.is_absolute() && name.as_encoded_bytes().starts_with(b"python")
+    });
+    prefixes.extend(named.filter_map(above));
+    prefixes.extend(above(interpreter));
+    prefixes.extend(interpreter.parent().and_then(above));
     prefixes.extend(["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"].iter().filter_map(|name| {
         environment.get(name).filter(|value| value.starts_with('/')).map(PathBuf::from)
     }));
@@ -288,6 +305,32 @@ mod tests {
         let file = folder.path().join("y.conf");
         fs::write(&file, vec![b'x'; 100_000]).unwrap();
         assert_eq!(read_regular(&file).unwrap().len() as u64, MAX_CONFIGURATION);
+    }
+
+    /// The program of such a process is the loader, and says nothing about where packages are.
+    #[test]
+    fn packages_are_found_of_an_interpreter_that_the_loader_was_given() {
+        let prefix = tempfile::tempdir().unwrap();
+        let (bin, lib) = (prefix.path().join("bin"), prefix.path().join("lib"));
+        fs::create_dir(&bin).unwrap();
+        let program = bin.join("python3.12");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let loader = "/lib64/ld-linux-x86-64.so.2";
+        let mut child = std::process::Command::new(loader).arg(&program).arg("60").spawn().unwrap();
+        let pid = Pid(child.id());
+        // The parent goes on a moment before the words of the new program are there.
+        while command_line(pid).len() < 3 {
+            std::thread::yield_now();
+        }
+        let packages = lib.join("python3.12/site-packages");
+        for interpreter in [Path::new("/elsewhere/program"), &lib.join("x/libpython3.12.so.1.0")] {
+            let folders = import_path(pid, 12, interpreter, &Environment(Vec::new()));
+            assert!(folders.contains(&packages), "{folders:?}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let folders = import_path(pid, 12, &lib.join("x/libpython.so"), &Environment(Vec::new()));
+        assert!(folders.contains(&packages), "{folders:?}");
     }
 
     #[test]

@@ -125,6 +125,8 @@ pub struct ProcessSnapshot {
     pub command: String,
     /// Version of its CPython, such as `3.11.7`.
     pub python: Option<String>,
+    /// Why it has no Python stacks, or in what they are less certain.
+    pub python_note: Option<String>,
     /// Path of its notebook.
     pub notebook: Option<String>,
     /// Jupyter's id of the kernel.

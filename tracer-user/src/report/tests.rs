@@ -78,6 +78,7 @@ fn process() -> ProcessSnapshot {
         start_time: Some("2026-12-01T03:50:06Z".to_owned()),
         command: "/env/bin/python -m ipykernel_launcher -f kernel.json".to_owned(),
         python: Some("3.11.7".to_owned()),
+        python_note: None,
         notebook: None,
         kernel_id: None,
         container: None,

@@ -69,8 +69,8 @@ pub struct ProcessDiagnosis {
     pub container: Option<String>,
     /// Version of its CPython.
     pub python: Option<String>,
-    /// Why there would be no Python stacks.
-    pub python_gap: Option<String>,
+    /// Why there would be no Python stacks, or in what they are less certain.
+    pub python_note: Option<String>,
     /// Whose calls would tell of GPU memory; `null` if neither the driver's nor the runtime's can be probed.
     pub counted_at: Option<Layer>,
     /// What that means, in words.
@@ -225,7 +225,7 @@ fn process(pid: Pid, extras: Extras) -> Result<ProcessDiagnosis, SessionError> {
         user: found.info.user,
         container: found.info.container,
         python: found.python.map(|python| python.version),
-        python_gap: found.python_gap,
+        python_note: found.python_note,
         counted_at,
         counts: layer::meaning(counted_at),
         libraries,

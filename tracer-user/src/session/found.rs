@@ -22,8 +22,8 @@ pub(super) struct Found {
     pub info: ProcessInfo,
     pub pidfd: OwnedFd,
     pub python: Option<PythonTarget>,
-    /// Why there are no Python stacks.
-    pub python_gap: Option<String>,
+    /// Why there are no Python stacks, or in what they are less certain.
+    pub python_note: Option<String>,
     /// Those that are mapped, and those that it can be foreseen to load.
     pub libraries: Vec<LibraryFile>,
     /// What it has mapped.
@@ -42,17 +42,15 @@ impl Found {
         if !process::is_same(pid, info.start_ticks) {
             return Err(SessionError::Vanished(pid));
         }
-        let (python, python_gap, is_python) = match patient_find(pid) {
-            Ok(target) => (Some(target), None, true),
-            Err(PythonError::NotPython(_)) => {
-                (None, Some("not a Python process".to_owned()), false)
-            }
+        let found = match patient_find(pid) {
             Err(PythonError::Process(ProcessError::NotFound(_))) => {
                 return Err(SessionError::Vanished(pid));
             }
             Err(PythonError::Process(error)) => return Err(error.into()),
-            Err(error) => (None, Some(error.to_string()), true),
+            found => found,
         };
+        let is_python = !matches!(found, Err(PythonError::NotPython(_)));
+        let (python, python_note) = with_note(found);
         let files = mapped_files(pid)?;
         let mut libraries = library::mapped(&files);
         let cuda = |libraries: &[LibraryFile]| {
@@ -61,11 +59,27 @@ impl Found {
         if !is_python && !cuda(&libraries) {
             return Err(SessionError::NotPython(pid));
         }
-        libraries.extend(library::loadable(pid, python.as_ref().map(|p| p.minor), &libraries));
+        libraries.extend(library::loadable(pid, python.as_ref(), &libraries));
         if !cuda(&libraries) {
             return Err(SessionError::NoCuda(pid));
         }
-        Ok(Self { info, pidfd, python, python_gap, libraries, files })
+        Ok(Self { info, pidfd, python, python_note, libraries, files })
+    }
+}
+
+/// The interpreter, if there is one that can be walked, and what a reader of the report has to know of it.
+pub(super) fn with_note(
+    found: Result<PythonTarget, PythonError>,
+) -> (Option<PythonTarget>, Option<String>) {
+    match found {
+        Ok(target) => {
+            let note = target.note.map(str::to_owned);
+            (Some(target), note)
+        }
+        Err(PythonError::NotPython(_)) => {
+            (None, Some("no Python stacks: not a Python process".to_owned()))
+        }
+        Err(error) => (None, Some(format!("no Python stacks: {error}"))),
     }
 }
 

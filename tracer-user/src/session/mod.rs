@@ -18,7 +18,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 pub use self::diagnosis::{Check, Diagnosis, LibraryDiagnosis, ProcessDiagnosis, State, diagnose};
 use self::{
-    found::{Found, START_PATIENCE},
+    found::{Found, START_PATIENCE, with_note},
     probes::Probes,
 };
 use crate::{
@@ -91,8 +91,6 @@ struct Target {
     info: ProcessInfo,
     pidfd: OwnedFd,
     _lock: TraceLock,
-    /// Why Python stacks are off.
-    python_gap: Option<String>,
     /// What is missed below the pools.
     layer_gap: Option<&'static str>,
     alive: bool,
@@ -170,9 +168,11 @@ impl Session {
 
     /// Attaches every probe of a process, then lets events of it through.
     fn add(&mut self, found: Found, lock: TraceLock) -> Result<(), SessionError> {
-        let Found { info, pidfd, python, python_gap, libraries, files } = found;
+        let Found { info, pidfd, python, python_note, libraries, files } = found;
         let pid = info.pid;
-        let unavailable = self.kernel.types_unavailable().map(ToString::to_string);
+        let unavailable = self.kernel.types_unavailable();
+        let unavailable = unavailable.map(|error| format!("no Python stacks: {error}"));
+        let python_note = unavailable.or(python_note);
         let uses_gpu = layer::uses_gpu(&files);
         let in_use =
             uses_gpu || libraries.iter().any(|l| l.kind == LibraryKind::Driver && l.mapped);
@@ -189,17 +189,17 @@ impl Session {
             return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
         }
         let late = late(&libraries).collect();
-        let facts = ProcessFacts { whole: !in_use, late, ..self.facts(&info, python.as_ref()) };
+        let facts = self.facts(&info, python.as_ref(), python_note);
+        let facts = ProcessFacts { whole: !in_use, late, ..facts };
         self.core.set_process(pid, facts);
         // Those that begin from here on are seen from their first call on.
         self.core.note_threads(pid, process::threads(pid));
         map_code(&mut self.core, pid, &files);
-        let python_gap = unavailable.or(python_gap);
         let probed = libraries.iter().map(|library| (library, self.probes.has(pid, library)));
         let layer = layer::counted_at(probed, uses_gpu);
         // What is not in use may yet be loaded from somewhere.
         let layer_gap = (in_use && layer != Some(Layer::Driver)).then(|| layer::meaning(layer));
-        self.targets.push(Target { info, pidfd, _lock: lock, python_gap, layer_gap, alive: true });
+        self.targets.push(Target { info, pidfd, _lock: lock, layer_gap, alive: true });
         Ok(())
     }
 
@@ -299,7 +299,8 @@ impl Session {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for target in &self.targets {
-            warnings.extend(target.python_gap.iter().map(|why| format!("no Python stacks: {why}")));
+            let facts = self.core.facts(target.info.pid);
+            warnings.extend(facts.and_then(|facts| facts.python_note.clone()));
             warnings.extend(target.layer_gap.map(str::to_owned));
             if target.info.nested_namespaces > 0 {
                 tracing::debug!("process {} is in a pid namespace", target.info.pid);
@@ -424,22 +425,22 @@ impl Session {
     /// `false` if it is too early.
     fn look_at(&mut self, pid: Pid) -> bool {
         let Ok(info) = process::inspect(pid) else { return true };
-        let python = match python::find(pid) {
-            Ok(python) => Some(python),
-            Err(PythonError::NotInitialised(_)) => return false,
-            Err(_) => None,
-        };
+        let found = python::find(pid);
+        if matches!(found, Err(PythonError::NotInitialised(_))) {
+            return false;
+        }
+        let (python, python_note) = with_note(found);
         let Ok(files) = mapped_files(pid) else { return true };
         map_code(&mut self.core, pid, &files);
         let mut libraries = library::mapped(&files);
-        libraries.extend(library::loadable(pid, python.as_ref().map(|p| p.minor), &libraries));
+        libraries.extend(library::loadable(pid, python.as_ref(), &libraries));
         self.probes.attach_libraries(&mut self.kernel, pid, &libraries);
         let config = self.probes.config(&mut self.kernel, pid, python.as_ref());
         let Some(before) = self.core.facts(pid).cloned() else { return true };
         if process::is_same(pid, info.start_ticks)
             && self.kernel.change_process(pid, &config).is_ok()
         {
-            let facts = self.facts(&info, python.as_ref());
+            let facts = self.facts(&info, python.as_ref(), python_note);
             let facts = ProcessFacts { parent: before.parent, whole: before.whole, ..facts };
             self.core.set_process(pid, facts);
             self.core.note_late(pid, late(&libraries));
@@ -457,7 +458,12 @@ impl Session {
         self.core.set_coverage(self.probes.coverage.clone());
     }
 
-    fn facts(&self, info: &ProcessInfo, python: Option<&PythonTarget>) -> ProcessFacts {
+    fn facts(
+        &self,
+        info: &ProcessInfo,
+        python: Option<&PythonTarget>,
+        python_note: Option<String>,
+    ) -> ProcessFacts {
         ProcessFacts {
             start_time: info.start_time.clone(),
             parent: None,
@@ -465,6 +471,7 @@ impl Session {
             command: info.command.clone(),
             python: python.map(|python| python.version.clone()),
             python_minor: python.map(|python| python.minor),
+            python_note,
             container: info.container.clone(),
             user: info.user.clone(),
             cpu: self.probes.extras.cpu,

@@ -128,6 +128,7 @@ impl Probes {
             && self.attach_python(kernel, pid, python)
         {
             config.thread_state = python.thread_state;
+            config.interpreters = python.interpreters;
             config.layout = python.layout;
         }
         config

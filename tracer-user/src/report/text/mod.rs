@@ -98,6 +98,11 @@ fn write_process(
     }
     about.write(out)?;
     writeln!(out, "  {}", cut(&sanitize(&process.command), 76))?;
+    if let Some(note) = &process.python_note {
+        let mut words = Paragraph::new(" ", 2);
+        words.add_words(note);
+        words.write(out)?;
+    }
     for device in &process.devices {
         device::write(device, process.state == ProcessState::Running, out)?;
     }
