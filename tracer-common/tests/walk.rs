@@ -240,8 +240,9 @@ proptest! {
         frames[at] = Made { code: CODES, shim: false, ..frames[at] };
         let mut state = WalkState::new(1);
         state.reset(1, CODES);
-        walk(layout, TSTATE, &mut state, &lay_out(layout, &frames, None));
-        prop_assert_eq!(found(layout, &state), expected(layout, &frames[..at]));
+        let memory = lay_out(layout, &frames, None);
+        walk(layout, TSTATE, &mut state, &memory);
+        prop_assert_eq!(found(layout, &state, &memory), expected(layout, &frames[..at]));
         prop_assert_eq!(state.flags, u32::from(stack_flag::BOUNDARY));
     }
 

@@ -19,7 +19,7 @@ use crate::{
 /// An apt with a private state, which is removed when this is dropped.
 pub struct PrivateApt {
     state: PathBuf,
-    /// Start of a line of `sources.list`, up to the suite.
+    /// A line of `sources.list` between its kind and the suite.
     source: String,
 }
 
@@ -45,7 +45,20 @@ impl PrivateApt {
     ///
     /// When its index cannot be had.
     pub fn select(&self, suite: &str, component: &str) -> Result<()> {
-        let line = format!("{} {suite} {component}\n", self.source);
+        self.select_kind("deb", suite, component)
+    }
+
+    /// The same for packages of source.
+    ///
+    /// # Errors
+    ///
+    /// When its index cannot be had.
+    pub fn select_source(&self, suite: &str, component: &str) -> Result<()> {
+        self.select_kind("deb-src", suite, component)
+    }
+
+    fn select_kind(&self, kind: &str, suite: &str, component: &str) -> Result<()> {
+        let line = format!("{kind} {} {suite} {component}\n", self.source);
         fs::write(self.state.join("sources.list"), line)?;
         run(self.apt("apt-get").args(["update", "-qq"]))
     }
@@ -96,6 +109,37 @@ impl PrivateApt {
         Ok(())
     }
 
+    /// Downloads the source that a package was made from, as its authors published it, and unpacks it into
+    /// a folder.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be downloaded or unpacked.
+    pub fn unpack_source(&self, package: &str, into: &Path) -> Result<()> {
+        let download = self.state.join("download");
+        fs::remove_dir_all(&download)?;
+        fs::create_dir_all(&download)?;
+        run(self.apt("apt-get").current_dir(&download).args([
+            "source",
+            "-qq",
+            "--download-only",
+            package,
+        ]))?;
+        let archive = fs::read_dir(&download)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| {
+                path.to_string_lossy().contains(".orig.tar.")
+                    && path.extension() != Some("asc".as_ref())
+            })
+            .context("apt downloaded no source")?;
+        run(Command::new("tar")
+            .arg("-xf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(into)
+            .arg("--strip-components=1"))
+    }
+
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         for (key, path) in [
@@ -126,7 +170,7 @@ impl Drop for PrivateApt {
     }
 }
 
-/// Debian's mirror, as the machine's own apt knows it: a line of `sources.list` up to the suite.
+/// Debian's mirror, as the machine's own apt knows it: a line of `sources.list` between its kind and the suite.
 fn mirror() -> Result<String> {
     let targets = |filters: &[&str]| {
         output(
@@ -152,5 +196,5 @@ fn mirror() -> Result<String> {
     } else {
         format!("[signed-by={signed_by}] ")
     };
-    Ok(format!("deb {signed_by}{uri}"))
+    Ok(format!("{signed_by}{uri}"))
 }

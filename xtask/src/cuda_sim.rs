@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -121,15 +122,15 @@ pub fn build(workspace: &Workspace, torch_lib: &Path) -> Result<()> {
 }
 
 /// Compiles the simulated driver alone, `libcuda.so.1`, into a folder: enough for programs that know
-/// only the driver.
+/// only the driver. `linked` are further arguments of the linker's.
 ///
 /// # Errors
 ///
 /// When the C compiler fails.
-pub fn build_driver(workspace: &Workspace, into: &Path) -> Result<PathBuf> {
+pub fn build_driver(workspace: &Workspace, into: &Path, linked: &[OsString]) -> Result<PathBuf> {
     let source = workspace.root().join("tests/cuda-sim");
     let sources = DRIVER_SOURCES.iter().map(|name| source.join(name));
-    run(compiler(&source, into, "libcuda.so.1").args(sources))?;
+    run(compiler(&source, into, "libcuda.so.1").args(sources).args(linked))?;
     Ok(into.join("libcuda.so.1"))
 }
 

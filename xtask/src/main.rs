@@ -9,6 +9,7 @@ mod ebpf;
 mod frameworks;
 mod kernels;
 mod layers;
+mod pythons;
 mod sandbox;
 mod test;
 mod vendor;
@@ -62,6 +63,8 @@ enum Verb {
         /// Only these parts, and write nothing: hook, notebook, peers, torch, core, drops
         parts: Vec<String>,
     },
+    /// Get interpreters of other versions and builds, for the tests of stacks
+    Pythons,
     /// Run every test that this machine can run
     Test,
 }
@@ -87,6 +90,11 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::Bench { parts } => bench::measure(&workspace, parts),
         Verb::Layers => layers::check(&workspace),
         Verb::Test => test::all(&workspace),
+        Verb::Pythons => {
+            println!("{}", pythons::greenlets(&workspace)?.display());
+            println!("{}", pythons::ensure(&workspace)?.display());
+            Ok(())
+        }
         Verb::Sandbox { pytorch } => {
             for sandbox in sandbox::ALL.iter().filter(|sandbox| sandbox.name == pytorch) {
                 println!("{}", sandbox.ensure(&workspace)?.display());

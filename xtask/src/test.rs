@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::{
     command::{output, run},
-    frameworks, sandbox, vendor,
+    frameworks, pythons, sandbox, vendor,
     workspace::Workspace,
 };
 
@@ -28,7 +28,11 @@ pub fn all(workspace: &Workspace) -> Result<()> {
     }
     let python = sandbox::CURRENT.ensure(workspace)?;
     let frameworks = frameworks::variables(workspace, &python)?;
-    let mut pythons = vec![(sandbox::CURRENT.variable, python)];
+    let mut pythons = vec![
+        (sandbox::CURRENT.variable, python),
+        ("CUDATRACE_PYTHONS", pythons::ensure(workspace)?),
+        ("CUDATRACE_GREENLETS", pythons::greenlets(workspace)?),
+    ];
     match sandbox::TORCH_2_3.ensure(workspace) {
         Ok(python) => pythons.push((sandbox::TORCH_2_3.variable, python)),
         Err(error) if env::var_os("CI").is_some() => return Err(error),

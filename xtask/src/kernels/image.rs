@@ -29,7 +29,7 @@ pub fn build(workspace: &Workspace, tools: &Tools, folder: &Path) -> Result<Path
     let program = folder.join("cudatrace");
     // Without its debug information it is a tenth of the size.
     run(Command::new("strip").arg("-o").arg(&program).arg(test::program(workspace)?))?;
-    let driver = cuda_sim::build_driver(workspace, folder)?;
+    let driver = cuda_sim::build_driver(workspace, folder, &[])?;
     let workload = workspace.root().join("tests/workloads/kernel_matrix.py");
     let listing = output(Command::new("python3").args(["-I", "-S"]).arg(&workload).arg("--files"))
         .context("the kernel matrix needs a `python3` with ctypes")?;
