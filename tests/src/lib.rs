@@ -138,25 +138,64 @@ pub fn simulated(python: &Path, name: &str) -> PathBuf {
     }
 }
 
+/// The interpreters that `cargo xtask pythons` makes: launchers by name.
+///
+/// # Panics
+///
+/// In CI, when the tests are not run by `cargo xtask test`.
+pub fn made_pythons() -> Vec<PathBuf> {
+    const FOLDER: &str = "CUDATRACE_PYTHONS";
+    if env::var_os(FOLDER).is_none() && env::var_os("CI").is_none() {
+        println!("skipped: what `cargo xtask pythons` makes ({FOLDER} is not set)");
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(variable(FOLDER)).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+/// The folder with greenlet for every version.
+///
+/// # Panics
+///
+/// In CI, when the tests are not run by `cargo xtask test`.
+pub fn greenlets() -> Option<PathBuf> {
+    const FOLDER: &str = "CUDATRACE_GREENLETS";
+    if env::var_os(FOLDER).is_none() && env::var_os("CI").is_none() {
+        println!("skipped: greenlets ({FOLDER} is not set)");
+        return None;
+    }
+    Some(variable(FOLDER))
+}
+
 /// Interpreters of other versions that this machine has: `(3.x, path)`, by version. Looked for with
-/// pyenv (`PYENV_ROOT`, else `~/.pyenv`), and by name on `PATH`.
+/// pyenv, and by name.
 pub fn other_pythons(minors: RangeInclusive<u8>) -> Vec<(String, PathBuf)> {
+    minors
+        .map(|minor| format!("3.{minor}"))
+        .flat_map(|version| {
+            let mut paths = pyenv_pythons(&version);
+            paths.push(PathBuf::from(format!("/usr/bin/python{version}")));
+            paths.retain(|path| path.exists());
+            paths.into_iter().map(move |path| (version.clone(), path))
+        })
+        .collect()
+}
+
+/// Those of a version, such as `2.7`, below `PYENV_ROOT` or `~/.pyenv`.
+pub fn pyenv_pythons(version: &str) -> Vec<PathBuf> {
     let root = env::var_os("PYENV_ROOT")
         .map(PathBuf::from)
         .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".pyenv")));
-    let mut found: Vec<(String, PathBuf)> = Vec::new();
-    for minor in minors {
-        let prefix = format!("3.{minor}.");
-        let versions = root.iter().filter_map(|root| std::fs::read_dir(root.join("versions")).ok());
-        let mut paths: Vec<PathBuf> = versions
-            .flatten()
-            .flatten()
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
-            .map(|entry| entry.path().join("bin/python"))
-            .collect();
-        paths.push(PathBuf::from(format!("/usr/bin/python3.{minor}")));
-        let existing = paths.into_iter().filter(|path| path.exists());
-        found.extend(existing.map(|path| (format!("3.{minor}"), path)));
-    }
-    found
+    let prefix = format!("{version}.");
+    let folders = root.and_then(|root| std::fs::read_dir(root.join("versions")).ok());
+    folders
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+        .map(|entry| entry.path().join("bin/python"))
+        .filter(|path| path.exists())
+        .collect()
 }

@@ -28,6 +28,19 @@ impl Trace {
         Self::attach_with(pid, options, Extras::default())
     }
 
+    /// Attaches to several processes.
+    ///
+    /// # Panics
+    ///
+    /// When that fails.
+    pub fn attach_all(pids: &[u32], options: &LoadOptions) -> Self {
+        let ids: Vec<Pid> = pids.iter().copied().map(Pid).collect();
+        match Session::start(&ids, options, Extras::default()) {
+            Ok(session) => Self { session },
+            Err(error) => panic!("cannot attach to {pids:?}: {:#}", anyhow::Error::from(error)),
+        }
+    }
+
     /// Attaches to `pid`, for more than what is always traced.
     ///
     /// # Panics

@@ -56,7 +56,8 @@ def sources():
     for top, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED)
         paths += [os.path.join(top, name) for name in sorted(names) if name.endswith(".py")]
-    for path in paths[:MODULES]:
+    # A distribution may link to files that only come with its other packages.
+    for path in list(filter(os.path.exists, paths))[:MODULES]:
         with open(path, encoding="utf-8") as source:
             yield os.path.relpath(path, folder), source.read()
     for number, source in enumerate(HARD):

@@ -1,24 +1,42 @@
 """Allocates through the driver from every kind of Python frame, and says which stack it was.
 
-usage: stacks.py LIBCUDA. Works on CPython 3.8 and later. Prints {"ready": true}, waits for a line,
-runs, prints {"stacks": [{"frames": [[name, qualified name or null, file, line], ...], "bytes": n}]}
-(innermost frame first, as sys._getframe() sees them), and waits for another line.
+usage: stacks.py LIBCUDA [GREENLETS]. Works on CPython 3.7 and later. Prints {"ready": true}, waits for a line,
+runs, prints {"stacks": [{"frames": [[name, qualified name or null, file, line], ...], "bytes": n}], ...}
+(innermost frame first, as sys._getframe() sees them), and waits for another line. `untold` are the bytes
+whose interpreter cannot be told from outside. GREENLETS is a folder with greenlet for every ABI; `greenlets`
+says whether there were any. CUDATRACE_DRIVER is another driver, for an interpreter with a C library of its own.
+
+Runs itself again in subinterpreters.
 """
 
 import asyncio
 import contextlib
 import ctypes
 import functools
+import gc
 import json
+import os
 import re
 import sys
 import threading
 import time
 
-path = sys.argv[1]
+if __name__ == "__main__":
+    path = os.environ.get("CUDATRACE_DRIVER", sys.argv[1])
+    if len(sys.argv) > 2:
+        sys.path.append(os.path.join(sys.argv[2], "cp%d%d%s" % (sys.version_info[:2] + (sys.abiflags,))))
+    try:
+        import greenlet
+    except ImportError:
+        greenlet = None
+
+    # No extension module is loaded later on.
+    import unicodedata
+
 released = ctypes.CDLL(path)  # releases the GIL during the call
 held = ctypes.PyDLL(path)  # keeps it
 expected = {}
+untold = [0]
 lock = threading.Lock()
 next_size = [0]
 
@@ -41,6 +59,15 @@ def note(frame):
             frame = frame.f_back
         expected[tuple(frames)] = expected.get(tuple(frames), 0) + size
         return size
+
+
+def alloc_untold(lib):
+    out = ctypes.c_uint64()
+    with lock:
+        next_size[0] += 1
+        untold[0] += next_size[0]
+    error = lib.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(next_size[0]))
+    assert error == 0, error
 
 
 def alloc(lib):
@@ -87,6 +114,29 @@ async def async_generator(lib):
     alloc(lib)
     yield 1
     alloc(lib)
+
+
+def ends_with_allocation(lib):
+    try:
+        yield
+    finally:
+        alloc(lib)
+
+
+def ends(lib):
+    closed = ends_with_allocation(lib)
+    next(closed)
+    closed.close()
+    dropped = ends_with_allocation(lib)
+    next(dropped)
+    del dropped
+    thrown = ends_with_allocation(lib)
+    next(thrown)
+    with contextlib.suppress(KeyError):
+        thrown.throw(KeyError)
+    unfinished = ends_with_allocation(lib)
+    next(unfinished)
+    del unfinished
 
 
 class Dunders:
@@ -289,6 +339,50 @@ def long_module(lib):
     exec(compile(source, "/tmp/long.py", "exec"), {"alloc": alloc, "lib": lib})
 
 
+def greenlets(lib):
+    if greenlet is None:
+        return
+    hub = greenlet.getcurrent()
+
+    def switching(depth):
+        if depth:
+            switching(depth - 1)
+        else:
+            alloc(lib)
+            hub.switch()
+            alloc(lib)
+
+    def work(depth):
+        for _ in range(2):
+            alloc(lib)
+            switching(depth)
+
+    def within():
+        child = greenlet.greenlet(lambda: alloc(lib))
+        child.switch()
+        alloc(lib)
+
+    first, second = greenlet.greenlet(work), greenlet.greenlet(work)
+    first.switch(3)
+    alloc(lib)
+    second.switch(9)
+    while not (first.dead and second.dead):
+        first.switch()
+        alloc(lib)
+        second.switch()
+    # Out of the middle of a callback from C, and back into it.
+    sorting = greenlet.greenlet(lambda: sorted([2, 1], key=lambda n: hub.switch() or alloc(lib) or n))
+    while not sorting.dead:
+        sorting.switch()
+        alloc(lib)
+    greenlet.greenlet(within).switch()
+    # An exception that is raised in another one.
+    stopped = greenlet.greenlet(lambda: list(ends_with_allocation(hub.switch() or lib)))
+    stopped.switch()
+    stopped.throw()
+    alloc(lib)
+
+
 def unicode_naïve(lib):
     exec(compile("alloc(lib)", "/tmp/größe/数据/😀.py", "exec"), {"alloc": alloc, "lib": lib})
 
@@ -311,6 +405,8 @@ def scenario(lib):
     with manager(lib):
         pass
     exceptions(lib)
+    ends(lib)
+    greenlets(lib)
     far_jump(lib)
     from_c(lib)
     evaluated(lib)
@@ -319,13 +415,107 @@ def scenario(lib):
     unicode_naïve(lib)
 
 
+own = threading.local()
+
+
 def in_thread(lib):
     use_device()
     scenario(lib)
+    # Freed when the thread ends.
+    own.last = Finalised(lib)
+
+
+class Interpreters:
+    """Subinterpreters as the version has them."""
+
+    def __init__(self):
+        try:
+            import _interpreters as module
+
+            # With a GIL of their own, and with the main interpreter's.
+            self.configs = [("isolated",), ("legacy",)]
+        except ImportError:
+            import _xxsubinterpreters as module
+            # Isolated ones have no ctypes yet, or no threads.
+            self.configs = [(False,)] if sys.version_info >= (3, 9) else [()]
+        self.module = module
+        # Before, they share objects that each collects on its own: 3.9 crashes now and then.
+        self.can_end = sys.version_info >= (3, 12)
+
+    def create(self, config):
+        if config == (False,):
+            return self.module.create(isolated=False)
+        return self.module.create(*config)
+
+    def run(self, interpreter, code):
+        if hasattr(self.module, "exec"):
+            error = self.module.exec(interpreter, code)
+            assert error is None, error
+        else:
+            self.module.run_string(interpreter, code)
+
+
+def subinterpreters(interpreters):
+    if not interpreters.can_end:
+        gc.disable()
+    with open(__file__, encoding="utf-8") as file:
+        source = file.read()
+    for config in interpreters.configs:
+        interpreter = interpreters.create(config)
+        reader, writer = os.pipe()
+        answers = []
+
+        def read():
+            with open(reader) as pipe:
+                answers.append(pipe.read())
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        names = {"__name__": "inside", "path": path, "answer_to": writer}
+        interpreters.run(interpreter, "exec(compile(%r, %r, 'exec'), %r)" % (source, __file__, names))
+        # The answer ends here, before the interpreter does.
+        os.close(writer)
+        reading.join()
+        if interpreters.can_end:
+            interpreters.module.destroy(interpreter)
+        answer = json.loads(answers[0])
+        untold[0] += answer["untold"]
+        for frames, size in answer["stacks"]:
+            frames = tuple(map(tuple, frames))
+            expected[frames] = expected.get(frames, 0) + size
+
+
+def inside():
+    """What a subinterpreter runs."""
+    gc.disable()
+    # Up to 3.11 nothing outside tells what a thread that has released the GIL runs.
+    tells = sys.version_info >= (3, 12)
+
+    def work():
+        for lib in (held, released):
+            step = alloc if lib is held or tells else alloc_untold
+            step(lib)
+            [step(lib) for _ in range(2)]
+            sorted([2, 1], key=lambda number: step(lib) or number)
+            if step is alloc:
+                list(delegating(lib))
+                ends(lib)
+
+    def in_thread():
+        use_device()
+        work()
+
+    work()
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    answer = {"stacks": list(expected.items()), "untold": untold[0]}
+    os.write(answer_to, json.dumps(answer).encode())
 
 
 def main():
     use_device()
+    interpreters = Interpreters()
     print(json.dumps({"ready": True}), flush=True)
     sys.stdin.readline()
     stop = threading.Event()
@@ -349,9 +539,13 @@ def main():
         thread.join()
     stop.set()
     distraction.join()
+    subinterpreters(interpreters)
     stacks = [{"frames": frames, "bytes": size} for frames, size in expected.items()]
-    print(json.dumps({"stacks": stacks}), flush=True)
+    answer = {"stacks": stacks, "untold": untold[0], "greenlets": greenlet is not None}
+    print(json.dumps(answer), flush=True)
     sys.stdin.readline()
+    if not interpreters.can_end:
+        os._exit(0)
 
 
-main()
+main() if __name__ == "__main__" else inside()
