@@ -212,7 +212,7 @@ fn an_unknown_python_is_traced_without_python_frames() {
         return;
     };
     let driver = simulated_driver();
-    let script = workload("stacks.py");
+    let script = workload("allocations.py");
     let mut target = Talker::python(&python, &script, &[driver.to_str().unwrap()], &[]);
     assert_eq!(target.line()["ready"], true);
     let tracer = attach(
@@ -227,7 +227,7 @@ fn an_unknown_python_is_traced_without_python_frames() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let site = &report["processes"][0]["sites"][0];
     assert_eq!(site["frames"], Value::Array(Vec::new()));
-    assert!(site["total_blocks"].as_u64().unwrap() > 400, "{site}");
+    assert_eq!(site["total_blocks"], 10, "{site}");
     target.line();
 }
 

@@ -1,6 +1,6 @@
 """Allocates through the driver from every kind of Python frame, and says which stack it was.
 
-usage: stacks.py LIBCUDA [GREENLETS]. Works on CPython 3.7 and later. Prints {"ready": true}, waits for a line,
+usage: stacks.py LIBCUDA [GREENLETS]. Works on CPython 3.8 and later. Prints {"ready": true}, waits for a line,
 runs, prints {"stacks": [{"frames": [[name, qualified name or null, file, line], ...], "bytes": n}], ...}
 (innermost frame first, as sys._getframe() sees them), and waits for another line. `untold` are the bytes
 whose interpreter cannot be told from outside. GREENLETS is a folder with greenlet for every ABI; `greenlets`
