@@ -18,14 +18,16 @@ pub fn running(
     if interpreters.current == 0 {
         return Some(slot);
     }
+    // New interpreters come first in the list, the main one is the last: mostly it is the only one.
+    if mem.read_u64(interpreters.head) == Some(interpreters.main) {
+        return Some(slot);
+    }
     let current = mem.read_u64(interpreters.current).unwrap_or(0);
     if current == slot {
         return Some(slot);
     }
     let its_thread = current.wrapping_add(u64::from(interpreters.thread_id));
-    if current != 0 && mem.read_u64(its_thread) == Some(thread_pointer) {
-        return Some(current);
-    }
-    // The thread does not hold the GIL. New interpreters come first in the list, the main one is the last.
-    (mem.read_u64(interpreters.head) == Some(interpreters.main)).then_some(slot)
+    // Else the thread does not hold the GIL.
+    let is_its = current != 0 && mem.read_u64(its_thread) == Some(thread_pointer);
+    is_its.then_some(current)
 }
