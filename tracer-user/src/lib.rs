@@ -14,5 +14,6 @@ pub mod report;
 pub mod bpf;
 pub mod cli;
 pub mod discover;
+pub mod jupyter;
 pub mod session;
 pub mod sys;

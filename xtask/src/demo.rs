@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
+    path::Path,
     process::{Child, ChildStdout, Command, Stdio},
     time::Instant,
 };
@@ -32,7 +33,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     fs::create_dir_all(&folder)?;
 
     let cell = fs::read_to_string(workspace.root().join("tests/workloads/demo_cell.py"))?;
-    let mut kernel = Kernel::start(workspace, &python)?;
+    let mut kernel = Kernel::start(workspace, &python, &folder.join("history.sqlite"))?;
     println!("\nA Jupyter kernel (process {}) on a simulated driver runs this cell:\n", kernel.pid);
     for (number, line) in cell.lines().enumerate() {
         println!("  {:>2} | {line}", number + 1);
@@ -72,9 +73,9 @@ fn check(report: &Value, cell: &str) -> Result<()> {
     let leak = leak.context("the demo's cell has no leaking line")? + 1;
     let site = &report["processes"][0]["sites"][0];
     let frame = &site["frames"][0];
-    let file = frame["file"].as_str().unwrap_or_default();
+    let source = frame["source"].as_str().unwrap_or_default();
     ensure!(
-        frame["line"] == leak && file.contains("ipykernel_"),
+        frame["cell"] == 1 && frame["cell_line"] == leak && source.contains("losses.append"),
         "the report's first site is {frame}, not line {leak} of the cell"
     );
     ensure!(report["tracer"]["exact"] == true, "the report is not exact: {}", report["tracer"]);
@@ -90,9 +91,11 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn start(workspace: &Workspace, python: &std::path::Path) -> Result<Self> {
+    /// `history` is where IPython keeps what it runs, so that the user's own stays as it is.
+    fn start(workspace: &Workspace, python: &Path, history: &Path) -> Result<Self> {
         let mut driver = Command::new(python)
             .arg(workspace.root().join("tests/workloads/kernel_driver.py"))
+            .arg(format!("--HistoryManager.hist_file={}", history.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -9,6 +9,7 @@ mod ebpf;
 mod frameworks;
 mod kernels;
 mod layers;
+mod notebooks;
 mod pythons;
 mod sandbox;
 mod test;
@@ -65,6 +66,8 @@ enum Verb {
     },
     /// Get interpreters of other versions and builds, for the tests of stacks
     Pythons,
+    /// Make the environments of the notebook tests, and print their variable
+    Notebooks,
     /// Run every test that this machine can run
     Test,
 }
@@ -89,6 +92,11 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::Drivers => test::write_drivers(&workspace),
         Verb::Bench { parts } => bench::measure(&workspace, parts),
         Verb::Layers => layers::check(&workspace),
+        Verb::Notebooks => {
+            let (name, value) = notebooks::variable(&workspace)?;
+            println!("{name}={}", value.display());
+            Ok(())
+        }
         Verb::Test => test::all(&workspace),
         Verb::Pythons => {
             println!("{}", pythons::greenlets(&workspace)?.display());

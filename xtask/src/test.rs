@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::{
     command::{output, run},
-    frameworks, pythons, sandbox, vendor,
+    frameworks, notebooks, pythons, sandbox, vendor,
     workspace::Workspace,
 };
 
@@ -28,6 +28,7 @@ pub fn all(workspace: &Workspace) -> Result<()> {
     }
     let python = sandbox::CURRENT.ensure(workspace)?;
     let frameworks = frameworks::variables(workspace, &python)?;
+    let kernels = notebooks::variable(workspace)?;
     let mut pythons = vec![
         (sandbox::CURRENT.variable, python),
         ("CUDATRACE_PYTHONS", pythons::ensure(workspace)?),
@@ -38,7 +39,7 @@ pub fn all(workspace: &Workspace) -> Result<()> {
         Err(error) if env::var_os("CI").is_some() => return Err(error),
         Err(error) => println!("skipped PyTorch {}: {error:#}", sandbox::TORCH_2_3.name),
     }
-    run(integration(workspace, &[])?.envs(pythons).envs(frameworks))?;
+    run(integration(workspace, &[])?.envs(pythons).envs(frameworks).envs([kernels]))?;
     println!("skipped ring 5 (a GPU): no result here is from a real driver");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod finished;
 mod site_id;
+mod sources;
 #[cfg(test)]
 mod tests;
 
@@ -12,20 +13,23 @@ use std::{
     sync::Arc,
 };
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tracer_common::counters::Counters;
 
-use self::finished::{Ended, Ends};
+use self::{
+    finished::{Ended, Ends},
+    sources::Sources,
+};
 use crate::{
     decode::{ProcessChange, Record},
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
-        CodeAddress, Coverage, DeviceSnapshot, Failure, Frame, GpuUse, HostSnapshot, Level, Pid,
-        ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tid, Tracer, Verdict,
-        ending,
+        CodeAddress, Coverage, Device, DeviceSnapshot, Failure, Frame, GpuUse, HostSnapshot, Level,
+        Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tid, Tracer,
+        Verdict, ending,
     },
-    naming::Naming,
+    naming::{HistoryPage, Naming, NotebookPage},
 };
 
 /// What is known of a process besides its memory.
@@ -45,6 +49,10 @@ pub struct ProcessFacts {
     pub python_minor: Option<u8>,
     /// Why it has no Python stacks, or in what they are less certain.
     pub python_note: Option<String>,
+    /// Path of its notebook.
+    pub notebook: Option<String>,
+    /// Jupyter's id of the kernel.
+    pub kernel_id: Option<String>,
     /// Its container.
     pub container: Option<String>,
     /// Its user.
@@ -78,6 +86,8 @@ struct Process {
     events: u64,
     /// What NVML counts for it.
     gpus: Vec<GpuUse>,
+    /// Files that its frames are in.
+    sources: Sources,
     /// When it was forked, or replaced its program, on the clock of events.
     began_ns: Option<u64>,
 }
@@ -89,7 +99,8 @@ impl Process {
             ledger.note_whole();
         }
         facts.late.iter().for_each(|&level| ledger.note_late(level));
-        Self { facts, ledger, events: 0, gpus: Vec::new(), began_ns }
+        let (gpus, sources) = (Vec::new(), Sources::default());
+        Self { facts, ledger, events: 0, gpus, sources, began_ns }
     }
 }
 
@@ -138,11 +149,83 @@ impl Aggregator {
         }
     }
 
+    /// Records that are taken from now on were made before this moment, in nanoseconds of
+    /// `CLOCK_MONOTONIC`.
+    pub fn note_drained(&mut self, now_ns: u64) {
+        self.naming.note_drained(now_ns);
+    }
+
+    /// Records that are taken from now on were made after this moment, on the same clock.
+    pub fn note_time(&mut self, now_ns: u64) {
+        self.naming.note_event(now_ns);
+    }
+
+    /// A look at the history of a process that is a notebook's kernel.
+    pub fn note_history(&mut self, pid: Pid, page: HistoryPage) {
+        self.naming.note_history(pid, page);
+    }
+
+    /// A look at the file of its notebook.
+    pub fn note_notebook(&mut self, pid: Pid, page: NotebookPage) {
+        self.naming.note_notebook(pid, page);
+    }
+
+    /// What Jupyter says of a process.
+    pub fn note_kernel(&mut self, pid: Pid, kernel_id: Option<String>, notebook: Option<String>) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.facts.kernel_id = kernel_id;
+            process.facts.notebook = notebook;
+        }
+    }
+
+    /// Whether cells of a process were seen whose numbers are not known yet.
+    pub fn is_waiting(&self, pid: Pid) -> bool {
+        self.naming.is_waiting(pid)
+    }
+
+    /// Forgets what nobody can ask for any more, where there is much of it. Call it about once a second.
+    pub fn tidy(&mut self) {
+        if !self.naming.is_large() {
+            return;
+        }
+        let others = self.naming.forgotten();
+        self.processes.values_mut().for_each(|process| process.ledger.tidy(others));
+        if !self.naming.is_sweep_due() {
+            return;
+        }
+        let ended = self.ends.iter().map(|ended| &ended.process.ledger);
+        let ledgers = self.processes.values().map(|process| &process.ledger).chain(ended);
+        self.naming.sweep(ledgers.flat_map(Ledger::stacks));
+    }
+
+    /// Files of running processes whose text a report would show, and that were not asked for yet.
+    pub fn unread_sources(&self) -> BTreeSet<(Pid, String)> {
+        let mut unread = BTreeSet::new();
+        for (&pid, process) in &self.processes {
+            let stacks: FxHashSet<StackIndex> =
+                process.ledger.sites().map(|(key, _)| key.stack).collect();
+            for file in stacks.into_iter().flat_map(|stack| self.naming.files(stack)) {
+                if process.sources.is_unread(file) {
+                    unread.insert((pid, file.to_owned()));
+                }
+            }
+        }
+        unread
+    }
+
+    /// The text of a file that a process has loaded; `None` if it is not to be had.
+    pub fn note_source(&mut self, pid: Pid, file: String, text: Option<&str>) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.sources.add(file, text);
+        }
+    }
+
     /// Takes a record. Those of processes without a ledger are ignored.
     pub fn apply(&mut self, record: Record) {
         match record {
             Record::Memory(event) => {
                 self.events += 1;
+                self.naming.note_event(event.time_ns);
                 let stack = self.naming.stack(event.pid, event.stack, event.caller);
                 if let Some(process) = self.processes.get_mut(&event.pid) {
                     process.events += 1;
@@ -159,10 +242,14 @@ impl Aggregator {
             Record::Stack(definition) => {
                 self.naming.define_stack(&definition);
             }
-            Record::Cell(_) => {}
+            Record::Cell(start) => {
+                self.naming.note_event(start.time_ns);
+                self.naming.begin_cell(&start);
+            }
             Record::CodeFreed(pid, code) => self.naming.free_code(pid, code),
             Record::Loss { dropped } => {
                 self.announced_drops += dropped;
+                self.naming.note_loss();
                 // The ring buffer is shared, so any process may have lost something.
                 for process in self.processes.values_mut() {
                     process.ledger.note_loss();
@@ -191,6 +278,7 @@ impl Aggregator {
         if let Some(minor) = facts.python_minor {
             self.naming.set_python_minor(child, minor);
         }
+        self.naming.fork(parent, child);
         self.processes.insert(child, Process::new(facts, Some(time_ns)));
     }
 
@@ -203,6 +291,8 @@ impl Aggregator {
                 python: None,
                 python_minor: None,
                 python_note: None,
+                notebook: None,
+                kernel_id: None,
                 whole: true,
                 late: BTreeSet::new(),
                 ..facts
@@ -345,9 +435,10 @@ impl Aggregator {
         seconds: &dyn Fn(u64) -> f64,
     ) -> ProcessSnapshot {
         let facts = &process.facts;
-        let sites = self.sites(&process.ledger, seconds);
+        let sites = self.sites(process, seconds);
         let failures = process.ledger.failures().last();
-        let failures = failures.map(|failure| self.failure(failure, &sites, seconds)).collect();
+        let failures =
+            failures.map(|failure| self.failure(failure, process, &sites, seconds)).collect();
         let devices = process.ledger.devices();
         ProcessSnapshot {
             pid,
@@ -360,8 +451,8 @@ impl Aggregator {
             command: facts.command.clone(),
             python: facts.python.clone(),
             python_note: facts.python_note.clone(),
-            notebook: None,
-            kernel_id: None,
+            notebook: facts.notebook.clone(),
+            kernel_id: facts.kernel_id.clone(),
             container: facts.container.clone(),
             user: facts.user.clone(),
             state: ProcessState::Running,
@@ -385,17 +476,25 @@ impl Aggregator {
     /// Sites, those of pools before those of the driver (a pool's segments are no second holder of
     /// the same bytes), most live bytes first; equal ones by total and id, so that the order is
     /// always the same.
-    fn sites(&self, ledger: &Ledger, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
+    fn sites(&self, process: &Process, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
         let mut merged: FxHashMap<(SiteKey, Option<&Arc<str>>), SiteTotals> = FxHashMap::default();
-        for (key, totals) in ledger.sites() {
+        for (key, totals) in process.ledger.sites() {
             let caller = self.naming.caller(key.stack);
             let key = SiteKey { stack: self.naming.merged(key.stack), ..*key };
             merged.entry((key, caller)).or_default().merge(totals);
         }
-        let mut sites: Vec<Site> = merged
-            .iter()
-            .map(|((key, caller), totals)| {
-                self.site(key, caller.map(|file| &**file), totals, seconds)
+        // What is told apart while it is captured may turn out to be the same: two pieces of one run.
+        let mut by_content: FxHashMap<Content, (SiteKey, SiteTotals)> = FxHashMap::default();
+        for ((key, caller), totals) in merged {
+            let (frames, note) = self.stack(process, key.stack);
+            let caller = caller.map(ToString::to_string);
+            let content = (key.level, key.device, caller, frames, note);
+            by_content.entry(content).or_insert((key, SiteTotals::default())).1.merge(&totals);
+        }
+        let mut sites: Vec<Site> = by_content
+            .into_iter()
+            .map(|((.., caller, frames, note), (key, totals))| {
+                site(&key, caller, frames, note, &totals, seconds)
             })
             .collect();
         sites.sort_by(|a, b| {
@@ -411,10 +510,11 @@ impl Aggregator {
     fn failure(
         &self,
         failure: &ledger::Failure,
+        process: &Process,
         sites: &[Site],
         seconds: &dyn Fn(u64) -> f64,
     ) -> Failure {
-        let (frames, frames_note) = self.stack(failure.stack);
+        let (frames, frames_note) = self.stack(process, failure.stack);
         // Pools come first.
         let site = sites.iter().find(|site| site.frames == frames && !frames.is_empty());
         Failure {
@@ -434,39 +534,44 @@ impl Aggregator {
     }
 
     /// The frames of a stack, and why some are missing.
-    fn stack(&self, stack: StackIndex) -> (Vec<Frame>, Option<String>) {
+    fn stack(&self, process: &Process, stack: StackIndex) -> (Vec<Frame>, Option<String>) {
         let note = if stack == StackIndex::NONE { None } else { self.naming.note(stack) };
-        (self.naming.frames(stack), note)
+        let mut frames = self.naming.frames(stack);
+        frames.iter_mut().for_each(|frame| process.sources.complete(frame));
+        (frames, note)
     }
+}
 
-    fn site(
-        &self,
-        key: &SiteKey,
-        caller: Option<&str>,
-        totals: &SiteTotals,
-        seconds: &dyn Fn(u64) -> f64,
-    ) -> Site {
-        let (frames, note) = self.stack(key.stack);
-        Site {
-            id: site_id::site_id(key, caller, &frames, note.as_deref()),
-            level: key.level,
-            device: key.device,
-            caller: caller.map(str::to_owned),
-            live_bytes: totals.live_bytes,
-            live_blocks: totals.live_blocks,
-            total_bytes: totals.total_bytes,
-            total_blocks: totals.total_blocks,
-            requested_bytes: totals.requested_bytes(),
-            pooled_bytes: totals.pooled_bytes,
-            peak_bytes: totals.peak_bytes(),
-            first_seen_s: seconds(totals.first_ns),
-            last_seen_s: seconds(totals.last_ns),
-            growth_bytes_per_s: None,
-            verdict: Verdict::Unknown,
-            hint: None,
-            frames,
-            frames_note: note,
-        }
+/// What makes a site in a report: level, device, caller, frames and their note.
+type Content = (Level, Option<Device>, Option<String>, Vec<Frame>, Option<String>);
+
+fn site(
+    key: &SiteKey,
+    caller: Option<String>,
+    frames: Vec<Frame>,
+    note: Option<String>,
+    totals: &SiteTotals,
+    seconds: &dyn Fn(u64) -> f64,
+) -> Site {
+    Site {
+        id: site_id::site_id(key, caller.as_deref(), &frames, note.as_deref()),
+        level: key.level,
+        device: key.device,
+        caller,
+        live_bytes: totals.live_bytes,
+        live_blocks: totals.live_blocks,
+        total_bytes: totals.total_bytes,
+        total_blocks: totals.total_blocks,
+        requested_bytes: totals.requested_bytes(),
+        pooled_bytes: totals.pooled_bytes,
+        peak_bytes: totals.peak_bytes(),
+        first_seen_s: seconds(totals.first_ns),
+        last_seen_s: seconds(totals.last_ns),
+        growth_bytes_per_s: None,
+        verdict: Verdict::Unknown,
+        hint: None,
+        frames,
+        frames_note: note,
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) fn site_id(
         frame.qualified_name.hash(&mut hasher);
         frame.file.hash(&mut hasher);
         frame.line.hash(&mut hasher);
+        // Runs of equal cells are told apart by it alone.
+        frame.cell.hash(&mut hasher);
     }
     format!("{:016x}", hasher.finish())
 }

@@ -1,7 +1,13 @@
 //! Lives of processes.
 
 use super::*;
-use crate::model::{AllocationEvent, DeviceAddress, DriverCall, EventKind, Phase, StackRef, Tid};
+use crate::{
+    decode::{CodeDefinition, StackDefinition, StackFrame},
+    model::{
+        AllocationEvent, CodeId, DeviceAddress, DriverCall, EventKind, Phase, StackId, StackRef,
+        Tid,
+    },
+};
 
 const PARENT: Pid = Pid(100);
 const CHILD: Pid = Pid(200);
@@ -105,4 +111,66 @@ fn a_fork_ends_who_had_the_pid() {
     let snapshot = core.snapshot(&Moment::default());
     assert_eq!(lives(&snapshot), [(100, None, 0), (200, None, 1), (200, None, 2)]);
     assert_eq!(snapshot.processes[1].state, ProcessState::Exited);
+}
+
+/// A call of the driver from the cell with this number.
+fn call(core: &mut Aggregator, number: u64, symbol: &str, phase: Phase) {
+    core.apply(Record::Memory(AllocationEvent {
+        time_ns: number,
+        pid: PARENT,
+        tid: Tid(PARENT.0),
+        kind: EventKind::Driver { call: DriverCall::by_symbol(symbol).unwrap(), phase, aux: 0 },
+        address: DeviceAddress(0x10000 * number),
+        size: number,
+        stack: StackRef::Id(StackId(number)),
+        caller: None,
+    }));
+}
+
+/// A kernel runs ever new cells. Most free what they allocate; every thousandth keeps it.
+#[test]
+fn a_long_life_is_remembered_by_what_it_holds() {
+    let mut core = tracing(false);
+    core.naming.set_python_minor(PARENT, 11);
+    let (mut largest, count) = (0, 60_000);
+    for number in 1..=count {
+        core.apply(Record::Code(CodeDefinition {
+            pid: PARENT,
+            code: CodeId(number),
+            name: Some("<module>".to_owned()),
+            qualified_name: None,
+            filename: Some(format!("<ipython-input-{number}-0123456789ab>")),
+            first_line: 1,
+            line_table_size: 0,
+        }));
+        core.apply(Record::Stack(StackDefinition {
+            pid: PARENT,
+            stack: StackId(number),
+            truncated: false,
+            faulted: false,
+            frames: vec![StackFrame { code: Some(CodeId(number)), instruction: 0 }],
+        }));
+        call(&mut core, number, "cuMemAlloc_v2", Phase::Done);
+        if number % 1000 != 0 {
+            call(&mut core, number, "cuMemFree_v2", Phase::Begun);
+            call(&mut core, number, "cuMemFree_v2", Phase::Done);
+        }
+        core.apply(Record::CodeFreed(PARENT, CodeId(number)));
+        if number % 100 == 0 {
+            core.tidy();
+            largest = largest.max(core.naming.size());
+        }
+    }
+    assert!(largest < 60_000, "of 120,000 stacks and runs: {largest}");
+    let snapshot = core.snapshot(&Moment::default());
+    let sites = &snapshot.processes[0].sites;
+    let total: u64 = sites.iter().map(|site| site.total_blocks).sum();
+    assert_eq!(total, count, "what was forgotten is still counted");
+    for number in (1000..=count).step_by(1000) {
+        let kept = sites.iter().find(|site| site.live_bytes == number).unwrap();
+        assert_eq!(kept.frames[0].cell, Some(number as u32));
+    }
+    let others = sites.iter().filter(|site| site.frames.is_empty());
+    let notes: Vec<&str> = others.filter_map(|site| site.frames_note.as_deref()).collect();
+    assert_eq!(notes.len(), 1, "{notes:?}");
 }

@@ -101,6 +101,9 @@ pub struct TraceArgs {
     /// Trace PyTorch's tensors in host memory as well
     #[arg(long)]
     pub cpu: bool,
+    /// Show every frame: also those of IPython, ipykernel, event loops and module calls
+    #[arg(long)]
+    pub full_stacks: bool,
     /// Show the log of the programs in the kernel
     #[arg(long)]
     pub log_ebpf: bool,

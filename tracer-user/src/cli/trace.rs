@@ -115,7 +115,11 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut hang_up = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
 
-    let options = Options { top: plan.trace.top, min_bytes: plan.trace.min_bytes.0 };
+    let options = Options {
+        top: plan.trace.top,
+        min_bytes: plan.trace.min_bytes.0,
+        full_stacks: plan.trace.full_stacks,
+    };
     let mut numbers = plan.trace.pid.clone();
     numbers.sort_unstable();
     numbers.dedup();
@@ -124,7 +128,7 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
         ring_bytes: plan.trace.ring_size,
         log: plan.trace.log_ebpf,
         follow: plan.trace.follow_fork,
-        full_stacks: false,
+        full_stacks: plan.trace.full_stacks,
     };
     let mut session = Session::start(&pids, &load, Extras { cpu: plan.trace.cpu })?;
     if let Some(tap) = plan.events {

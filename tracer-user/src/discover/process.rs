@@ -74,6 +74,8 @@ pub struct ProcessInfo {
     pub start_ticks: u64,
     /// When it started, RFC 3339.
     pub start_time: Option<String>,
+    /// The same in seconds since 1970.
+    pub started_s: Option<i64>,
     /// Its command line, or its name in brackets.
     pub command: String,
     /// The name of its user, or the number.
@@ -197,11 +199,13 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, ProcessError> {
     let command: Vec<String> =
         command_line(pid).iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let command = if command.is_empty() { format!("[{}]", stat.name) } else { command.join(" ") };
+    let started_s = epoch_seconds(stat.start_ticks);
     let groups = read(pid, "cgroup").unwrap_or_default();
     Ok(ProcessInfo {
         pid,
         start_ticks: stat.start_ticks,
-        start_time: start_time(stat.start_ticks),
+        start_time: started_s.and_then(date),
+        started_s,
         command: command.chars().take(MAX_COMMAND).collect(),
         // Real, effective, saved, file system.
         user: numbers("Uid:").get(1).map(|&uid| user_name(uid)),
@@ -225,13 +229,18 @@ pub fn ending(pid: Pid) -> Option<String> {
     Some(model::ending(status as u32))
 }
 
-/// Clock ticks since boot as a date.
-fn start_time(ticks: u64) -> Option<String> {
+/// Clock ticks since boot in seconds since 1970.
+fn epoch_seconds(ticks: u64) -> Option<i64> {
     let boot = fs::read_to_string(format!("{PROC}/stat")).ok()?;
     let boot: u64 =
         boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
     let seconds = boot.checked_add(ticks / rustix::param::clock_ticks_per_second().max(1))?;
-    let date = time::OffsetDateTime::from_unix_timestamp(seconds as i64).ok()?;
+    i64::try_from(seconds).ok()
+}
+
+/// Seconds since 1970 as a date.
+fn date(seconds: i64) -> Option<String> {
+    let date = time::OffsetDateTime::from_unix_timestamp(seconds).ok()?;
     date.format(&time::format_description::well_known::Rfc3339).ok()
 }
 

@@ -142,6 +142,18 @@ impl Ledger {
         self.sites.iter()
     }
 
+    /// Every stack that is named anywhere.
+    pub fn stacks(&self) -> impl Iterator<Item = StackIndex> {
+        let sites = self.sites.iter().map(|(key, _)| key.stack);
+        sites.chain(self.failures.last().map(|failure| failure.stack))
+    }
+
+    /// Sites that have held nothing for a while, if there are very many, become those of the stack
+    /// `others`.
+    pub fn tidy(&mut self, others: StackIndex) {
+        self.sites.tidy(others);
+    }
+
     /// Failed allocations.
     pub fn failures(&self) -> &Failures {
         &self.failures

@@ -1,6 +1,8 @@
 //! Call sites and their totals.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashSet;
+
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::model::{Device, Level, StackIndex};
 
@@ -89,18 +91,45 @@ impl SiteTotals {
     }
 }
 
+/// Sites that are kept apart although they hold nothing any more.
+const MAX_EMPTY: usize = 8 * 1024;
+
 /// Every site of a process.
 #[derive(Debug, Default)]
-pub struct Sites(FxHashMap<SiteKey, SiteTotals>);
+pub struct Sites {
+    all: FxHashMap<SiteKey, SiteTotals>,
+    /// Those that held nothing when this was last looked at: by then no free of theirs can be taken back.
+    empty: HashSet<SiteKey, FxBuildHasher>,
+}
 
 impl Sites {
     /// In no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals)> {
-        self.0.iter()
+        self.all.iter()
+    }
+
+    /// Adds sites that have held nothing for a while to those of `others`, from too many on: half of them,
+    /// those that allocated last longest ago.
+    pub(super) fn tidy(&mut self, others: StackIndex) {
+        let is_empty = |site: &SiteTotals| site.live_blocks == 0 && site.live_bytes == 0;
+        let empty = self.all.iter().filter(|(key, site)| is_empty(site) && key.stack != others);
+        let mut old: Vec<(u64, SiteKey)> = empty.map(|(key, site)| (site.last_ns, *key)).collect();
+        let before = std::mem::take(&mut self.empty);
+        self.empty.extend(old.iter().map(|(_, key)| *key));
+        old.retain(|(_, key)| before.contains(key));
+        if old.len() <= MAX_EMPTY {
+            return;
+        }
+        old.sort_unstable();
+        for (_, key) in &old[..old.len() - MAX_EMPTY / 2] {
+            if let Some(site) = self.all.remove(key) {
+                self.all.entry(SiteKey { stack: others, ..*key }).or_default().merge(&site);
+            }
+        }
     }
 
     pub(super) fn alloc(&mut self, key: SiteKey, size: u64, requested: Option<u64>, time_ns: u64) {
-        let site = self.0.entry(key).or_default();
+        let site = self.all.entry(key).or_default();
         site.earlier_peak = site.peak_bytes();
         if site.total_blocks == 0 {
             site.first_ns = time_ns;
@@ -114,7 +143,7 @@ impl Sites {
     }
 
     pub(super) fn free(&mut self, key: &SiteKey, size: u64, requested: Option<u64>) {
-        if let Some(site) = self.0.get_mut(key) {
+        if let Some(site) = self.all.get_mut(key) {
             site.earlier_peak = site.peak_bytes();
             site.live_bytes = site.live_bytes.saturating_sub(size);
             site.live_blocks = site.live_blocks.saturating_sub(1);
@@ -124,7 +153,7 @@ impl Sites {
 
     /// Changes how much of a site is a pool's.
     pub(super) fn pool(&mut self, key: &SiteKey, size: u64, is_pooled: bool) {
-        if let Some(site) = self.0.get_mut(key) {
+        if let Some(site) = self.all.get_mut(key) {
             site.pooled_bytes = if is_pooled {
                 site.pooled_bytes.saturating_add(size)
             } else {
@@ -135,7 +164,7 @@ impl Sites {
 
     /// Takes a free back.
     pub(super) fn restore(&mut self, key: &SiteKey, size: u64, requested: Option<u64>) {
-        if let Some(site) = self.0.get_mut(key) {
+        if let Some(site) = self.all.get_mut(key) {
             site.live_bytes = site.live_bytes.saturating_add(size);
             site.live_blocks += 1;
             site.add_request(requested);
@@ -145,14 +174,14 @@ impl Sites {
     /// A block that has just been allocated belongs to another site after all: it leaves no trace at
     /// the first.
     pub(super) fn move_block(&mut self, from: &SiteKey, to: SiteKey, size: u64, time_ns: u64) {
-        let Some(site) = self.0.get_mut(from) else { return };
+        let Some(site) = self.all.get_mut(from) else { return };
         site.live_bytes = site.live_bytes.saturating_sub(size);
         site.live_blocks = site.live_blocks.saturating_sub(1);
         site.total_bytes = site.total_bytes.saturating_sub(size);
         site.total_blocks = site.total_blocks.saturating_sub(1);
         site.remove_request(Some(size));
         if site.total_blocks == 0 {
-            self.0.remove(from);
+            self.all.remove(from);
         }
         self.alloc(to, size, Some(size), time_ns);
     }

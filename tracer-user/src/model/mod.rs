@@ -1,9 +1,11 @@
 //! The words of the field as types: ids, events, snapshots.
 
+mod cell_file;
 mod event;
 mod ids;
 mod snapshot;
 
+pub use cell_file::{CellFile, is_cell_top};
 pub use event::{
     AllocationEvent, AllocatorTotals, DriverCall, EventKind, Phase, PoolFacts, StackRef,
 };

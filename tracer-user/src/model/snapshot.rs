@@ -333,8 +333,17 @@ pub struct Frame {
     pub line: Option<u32>,
     /// Execution count `In[n]` of the cell.
     pub cell: Option<u32>,
+    /// Line of the cell as the notebook shows it. It differs from `line` where IPython has dropped
+    /// empty lines at the top, and in the body of a cell magic.
+    pub cell_line: Option<u32>,
+    /// Of a cell whose execution count is not known: its place in the order in which the tracer first
+    /// saw the cells of the process.
+    pub cell_seen: Option<u32>,
     /// Text of the line.
     pub source: Option<String>,
+    /// Whether it is of the machinery that runs notebooks or calls modules, which other formats than
+    /// JSON leave out by default.
+    pub folded: bool,
 }
 
 /// One notebook cell.

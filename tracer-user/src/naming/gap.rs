@@ -32,6 +32,8 @@ pub(super) enum Absence {
     NotTaken,
     /// Its definition found no space in the ring buffer.
     Dropped,
+    /// It is one of many that were forgotten.
+    Forgotten,
 }
 
 impl Absence {
@@ -40,6 +42,7 @@ impl Absence {
             Self::NoPython => "native thread, no Python frame",
             Self::NotTaken => "no Python stack was taken",
             Self::Dropped => "its definition was dropped: the ring buffer was full",
+            Self::Forgotten => "call sites that held nothing for long, not told apart any more",
         }
     }
 }

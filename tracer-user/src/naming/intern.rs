@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::gap::{Absence, LINES_CUT, Outer, UNNAMED};
+use super::{
+    cell::RunId,
+    gap::{Absence, LINES_CUT, Outer, UNNAMED},
+};
 use crate::model::StackIndex;
 
 /// Strings.
@@ -20,6 +23,11 @@ impl Strings {
         self.0.insert(text.clone());
         text
     }
+
+    /// Forgets those that nobody else has.
+    pub(super) fn sweep(&mut self) {
+        self.0.retain(|text| Arc::strong_count(text) > 1);
+    }
 }
 
 /// A line of a function.
@@ -29,6 +37,8 @@ pub(super) struct Location {
     pub(super) qualified_name: Option<Arc<str>>,
     pub(super) file: Arc<str>,
     pub(super) line: Option<u32>,
+    /// The run of the cell that it is in.
+    pub(super) run: Option<RunId>,
     /// The line lies beyond the part of the line table that was captured.
     pub(super) is_cut: bool,
 }
@@ -47,6 +57,8 @@ impl LocationIndex {
 pub(super) struct Locations {
     places: Vec<Location>,
     by_content: FxHashMap<Location, LocationIndex>,
+    /// Places that nobody has any more.
+    free: Vec<LocationIndex>,
 }
 
 impl Locations {
@@ -57,20 +69,50 @@ impl Locations {
             qualified_name: None,
             file: mark,
             line: None,
+            run: None,
             is_cut: false,
         };
         // Not in the map: a defined code object whose names are `?` is another one.
-        Self { places: vec![unknown], by_content: FxHashMap::default() }
+        Self { places: vec![unknown], by_content: FxHashMap::default(), free: Vec::new() }
     }
 
     pub(super) fn intern(&mut self, location: Location) -> LocationIndex {
         if let Some(&index) = self.by_content.get(&location) {
             return index;
         }
-        let index = LocationIndex(self.places.len() as u32);
-        self.places.push(location.clone());
+        let index = match self.free.pop() {
+            Some(index) => {
+                if let Some(place) = self.places.get_mut(index.0 as usize) {
+                    *place = location.clone();
+                }
+                index
+            }
+            None => {
+                self.places.push(location.clone());
+                LocationIndex(self.places.len() as u32 - 1)
+            }
+        };
         self.by_content.insert(location, index);
         index
+    }
+
+    /// Forgets every place but those that are used.
+    pub(super) fn sweep(&mut self, used: &FxHashSet<LocationIndex>) {
+        let (places, free) = (&mut self.places, &mut self.free);
+        self.by_content.retain(|_, index| {
+            let is_used = used.contains(index);
+            if !is_used && let Some(place) = places.get(LocationIndex::UNKNOWN.0 as usize).cloned()
+            {
+                places[index.0 as usize] = place;
+                free.push(*index);
+            }
+            is_used
+        });
+    }
+
+    /// Runs of cells that places are of.
+    pub(super) fn runs(&self) -> impl Iterator<Item = RunId> {
+        self.by_content.keys().filter_map(|location| location.run)
     }
 
     pub(super) fn get(&self, index: LocationIndex) -> Option<&Location> {
@@ -120,6 +162,8 @@ enum Entry {
     Moved(StackIndex),
     /// A stack and the file that called from it.
     Call(StackIndex, Arc<str>),
+    /// Nobody has this index any more.
+    Free,
 }
 
 /// Stacks, and placeholders of those that are not defined.
@@ -130,6 +174,8 @@ pub(super) struct Stacks {
     by_call: FxHashMap<(StackIndex, Arc<str>), StackIndex>,
     placeholders: usize,
     dropped: StackIndex,
+    forgotten: StackIndex,
+    free: Vec<StackIndex>,
 }
 
 impl Stacks {
@@ -144,10 +190,13 @@ impl Stacks {
             by_call: FxHashMap::default(),
             placeholders: 0,
             dropped: StackIndex::NONE,
+            forgotten: StackIndex::NONE,
+            free: Vec::new(),
         };
         // The first is `StackIndex::NONE`.
         stacks.intern(Stack::Taken { frames: Box::new([]), outer: Outer::Complete });
         stacks.dropped = stacks.intern(Stack::Absent(Absence::Dropped));
+        stacks.forgotten = stacks.intern(Stack::Absent(Absence::Forgotten));
         stacks
     }
 
@@ -207,7 +256,7 @@ impl Stacks {
             Some(Entry::Moved(to)) => *to,
             Some(Entry::Call(stack, _)) => self.canonical(*stack),
             Some(Entry::Undefined) => self.dropped,
-            Some(Entry::Known(_)) | None => index,
+            Some(Entry::Known(_) | Entry::Free) | None => index,
         }
     }
 
@@ -218,12 +267,54 @@ impl Stacks {
         }
     }
 
-    #[cfg(test)]
+    /// The stack of all that are not told apart any more.
+    pub(super) fn forgotten(&self) -> StackIndex {
+        self.forgotten
+    }
+
+    /// How many there are.
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.entries.len() - self.free.len()
+    }
+
+    /// Forgets every stack but those that are used, and what they lead to. Returns the places that are
+    /// left.
+    pub(super) fn sweep(
+        &mut self,
+        used: impl Iterator<Item = StackIndex>,
+    ) -> FxHashSet<LocationIndex> {
+        let mut keep = vec![false; self.entries.len()];
+        let mut next: Vec<StackIndex> = used.collect();
+        next.extend([StackIndex::NONE, self.dropped, self.forgotten]);
+        let mut places = FxHashSet::default();
+        while let Some(index) = next.pop() {
+            let at = index.0 as usize;
+            if keep.get(at) != Some(&false) {
+                continue;
+            }
+            keep[at] = true;
+            match &self.entries[at] {
+                Entry::Known(stack) => places.extend(stack.frames()),
+                Entry::Moved(to) | Entry::Call(to, _) => next.push(*to),
+                Entry::Undefined | Entry::Free => {}
+            }
+        }
+        self.by_content.retain(|_, index| keep[index.0 as usize]);
+        self.by_call.retain(|_, index| keep[index.0 as usize]);
+        for (at, entry) in self.entries.iter_mut().enumerate().filter(|(at, _)| !keep[*at]) {
+            if !matches!(entry, Entry::Free) {
+                *entry = Entry::Free;
+                self.free.push(StackIndex(at as u32));
+            }
+        }
+        places
     }
 
     fn push(&mut self, entry: Entry) -> StackIndex {
+        if let Some(index) = self.free.pop() {
+            self.entries[index.0 as usize] = entry;
+            return index;
+        }
         self.entries.push(entry);
         StackIndex(self.entries.len() as u32 - 1)
     }

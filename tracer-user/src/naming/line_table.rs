@@ -70,6 +70,39 @@ impl LineTable<'_> {
         index
     }
 
+    /// The first and the last line that code was written on. What the compiler adds at the top has line 0,
+    /// or that of the whole from 3.11 on, without columns.
+    pub fn span(&self) -> Option<(u32, u32)> {
+        let mut with_columns: Option<(u32, u32)> = None;
+        let mut any: Option<(u32, u32)> = None;
+        let widen = |span: &mut Option<(u32, u32)>, line: u32| {
+            *span = Some(span.map_or((line, line), |(a, b)| (a.min(line), b.max(line))));
+        };
+        let mut last_end = 0;
+        let mut see = |end, line: Option<i64>, has_columns: bool| {
+            // An empty range is nobody's.
+            if let Some(line) = line.and_then(|line| u32::try_from(line).ok())
+                && line > 0
+                && end > last_end
+            {
+                widen(&mut any, line);
+                if has_columns {
+                    widen(&mut with_columns, line);
+                }
+            }
+            last_end = end;
+            true
+        };
+        match self.kind {
+            LineTableKind::Lnotab => self.lnotab(true, |end, line| see(end, line, false)),
+            LineTableKind::Linetable => self.linetable(|end, line| see(end, line, false)),
+            LineTableKind::Locations => {
+                self.locations(see);
+            }
+        }
+        with_columns.or(any)
+    }
+
     /// Hands every range to `see`: its end, a byte offset, and its line, if it has one. Ranges come in
     /// order; `false` ends it.
     fn ranges(&self, complete: bool, mut see: impl FnMut(u64, Option<u32>) -> bool) {
@@ -78,7 +111,8 @@ impl LineTable<'_> {
             LineTableKind::Lnotab => self.lnotab(complete, see),
             LineTableKind::Linetable => self.linetable(see),
             LineTableKind::Locations => {
-                self.locations(see);
+                let mut see = see;
+                self.locations(|end, line, _| see(end, line));
             }
         }
     }
@@ -113,7 +147,7 @@ impl LineTable<'_> {
     }
 
     /// `None` where it is cut or malformed.
-    fn locations(&self, mut see: impl FnMut(u64, Option<i64>) -> bool) -> Option<()> {
+    fn locations(&self, mut see: impl FnMut(u64, Option<i64>, bool) -> bool) -> Option<()> {
         let mut bytes = self.bytes.iter().copied();
         let mut end = 0u64;
         let mut line = i64::from(self.first_line);
@@ -145,7 +179,7 @@ impl LineTable<'_> {
                     true
                 }
             };
-            if !see(end, has_line.then_some(line)) {
+            if !see(end, has_line.then_some(line), has_line && code != 13) {
                 break;
             }
         }

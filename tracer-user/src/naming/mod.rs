@@ -1,25 +1,37 @@
 //! From ids to names: code objects, their line tables, and stacks by content. Pure.
 
+mod cell;
+mod frames;
 mod gap;
 mod intern;
 mod line_table;
 mod modules;
 mod process;
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-pub use self::line_table::{LineIndex, LineTable, LineTableKind};
 use self::{
+    cell::{Began, Cells, RunId, Runs},
     gap::{Absence, Outer},
-    intern::{Location, Locations, Stack, Stacks, Strings},
+    intern::{Locations, Stack, Stacks, Strings},
     process::{Code, ProcessNames},
 };
-use crate::{
-    decode::{CodeDefinition, LinesPiece, StackDefinition},
-    model::{CodeAddress, CodeId, Frame, FrameKind, Pid, StackIndex, StackRef},
+pub use self::{
+    cell::{HistoryPage, HistoryRow, NotebookCell, NotebookPage},
+    line_table::{LineIndex, LineTable, LineTableKind},
 };
+use crate::{
+    decode::{CellStart, CodeDefinition, LinesPiece, StackDefinition},
+    model::{CodeAddress, CodeId, Frame, Pid, StackIndex, StackRef},
+};
+
+/// Processes that have ended whose cells may still get their numbers.
+const MAX_ENDED: usize = 16;
+
+/// Stacks and runs of cells that may be new before it is looked for what can be forgotten.
+const SWEEP: usize = 8 * 1024;
 
 /// Names of everything that was defined.
 ///
@@ -28,7 +40,8 @@ use crate::{
 /// was dropped gets a placeholder, which [`Naming::merged`] leads to the right stack should the
 /// definition come later.
 ///
-/// What can grow: strings, places and stacks, with the program that is traced. What cannot: code
+/// What grows with the program that is traced, strings, places, stacks and runs of cells, is forgotten by
+/// [`Naming::sweep`] when nobody asks for it any more. What does not grow: code
 /// objects (dropped when freed, at most 65,536 a process), ids of stacks (dropped 64
 /// generations after their own) and placeholders (65,536 in all).
 #[derive(Debug)]
@@ -37,6 +50,13 @@ pub struct Naming {
     strings: Strings,
     locations: Locations,
     stacks: Stacks,
+    runs: Runs,
+    /// Stacks and runs that the last sweep has left.
+    swept: usize,
+    /// Cells of processes that have ended while some waited for their numbers.
+    ended: VecDeque<(Pid, Cells)>,
+    /// What is seen now happened between these moments.
+    now: Began,
 }
 
 impl Default for Naming {
@@ -53,7 +73,56 @@ impl Naming {
             strings: Strings::default(),
             locations: Locations::new(),
             stacks: Stacks::new(),
+            runs: Runs::default(),
+            swept: 0,
+            ended: VecDeque::new(),
+            now: Began { after: 0, before: 0 },
         }
+    }
+
+    /// Everything that is seen from now on was recorded before this moment, in nanoseconds of
+    /// `CLOCK_MONOTONIC`.
+    pub fn note_drained(&mut self, now_ns: u64) {
+        self.now.before = now_ns;
+    }
+
+    /// Everything that is seen from now on happened after this moment.
+    pub fn note_event(&mut self, time_ns: u64) {
+        self.now.after = self.now.after.max(time_ns);
+        self.now.before = self.now.before.max(self.now.after);
+    }
+
+    /// A process has all that its parent has defined.
+    pub fn fork(&mut self, parent: Pid, child: Pid) {
+        let cells_of = self.processes.get(&parent).and_then(|process| process.cells_of);
+        self.processes.entry(child).or_default().cells_of = Some(cells_of.unwrap_or(parent));
+    }
+
+    /// A look at IPython's history.
+    pub fn note_history(&mut self, pid: Pid, page: HistoryPage) {
+        if let Some(cells) = cells(&mut self.processes, &mut self.ended, pid) {
+            cells.note_history(page, &mut self.runs);
+        }
+    }
+
+    /// A look at the notebook's file.
+    pub fn note_notebook(&mut self, pid: Pid, page: NotebookPage) {
+        if let Some(cells) = cells(&mut self.processes, &mut self.ended, pid) {
+            cells.note_notebook(page, &mut self.runs);
+        }
+    }
+
+    /// Whether cells of a process were seen whose numbers are not known yet.
+    pub fn is_waiting(&self, pid: Pid) -> bool {
+        match self.processes.get(&pid) {
+            Some(process) => process.cells.is_waiting(),
+            None => self.ended.iter().any(|(ended, cells)| *ended == pid && cells.is_waiting()),
+        }
+    }
+
+    /// Records were dropped: a cell may have run that was not seen.
+    pub fn note_loss(&mut self) {
+        self.processes.values_mut().for_each(|process| process.cells.note_gap());
     }
 
     /// Which CPython a process runs: its line tables are read accordingly. Until it is known, frames
@@ -71,6 +140,8 @@ impl Naming {
             first_line: definition.first_line,
             table_size: definition.line_table_size,
             table: Vec::new(),
+            is_cell: false,
+            run: None,
             used: 0,
         };
         self.processes.entry(definition.pid).or_default().define_code(definition.code, code);
@@ -85,6 +156,10 @@ impl Naming {
 
     /// Takes a stack, whose code objects were defined before it.
     pub fn define_stack(&mut self, definition: &StackDefinition) -> StackIndex {
+        // The outermost first: a cell begins before what it defines is called.
+        for code in definition.frames.iter().rev().filter_map(|frame| frame.code) {
+            self.find_run(definition.pid, code);
+        }
         let process = self.processes.entry(definition.pid).or_default();
         let locations = &mut self.locations;
         let frames = definition.frames.iter().map(|f| process.locate(f, locations)).collect();
@@ -100,6 +175,40 @@ impl Naming {
             self.stacks.resolve(before, index);
         }
         index
+    }
+
+    /// IPython begins to run a piece of a cell. From the first one on every one is told.
+    pub fn begin_cell(&mut self, start: &CellStart) {
+        let Some(process) = self.processes.get_mut(&start.pid) else { return };
+        process.cells.note_told(start.time_ns);
+        let began = Began { after: start.time_ns, before: start.time_ns };
+        match start.code {
+            Some(code) if process.cells_of.is_none() => process.begin(code, began, &mut self.runs),
+            Some(_) => {}
+            // It could not be defined.
+            None => process.cells.note_gap(),
+        }
+    }
+
+    /// A cell's code object is seen for the first time: it is from a run.
+    fn find_run(&mut self, pid: Pid, code: CodeId) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(file) = process.cell_without_run(code) else { return };
+        // A child runs no cells of its own: also its top is from before the fork.
+        let parent = process.cells_of.filter(|parent| self.processes.contains_key(parent));
+        match parent.and_then(|parent| self.processes.get_mut(&parent)) {
+            Some(parent) => {
+                let run = parent.cells.defined(&file, self.now, &mut self.runs);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.set_run(code, run);
+                }
+            }
+            None => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.begin(code, self.now, &mut self.runs);
+                }
+            }
+        }
     }
 
     /// A code object is gone, and with it, some generations later, the stack ids of its process.
@@ -170,12 +279,52 @@ impl Naming {
     /// file `?`.
     pub fn frames(&self, index: StackIndex) -> Vec<Frame> {
         let frames = self.stacks.get(index).map_or(&[][..], Stack::frames);
-        frames.iter().filter_map(|&frame| self.locations.get(frame)).map(frame).collect()
+        frames::frames(frames, &self.locations, &self.runs)
+    }
+
+    /// The files of its frames.
+    pub fn files(&self, index: StackIndex) -> impl Iterator<Item = &str> {
+        let frames = self.stacks.get(index).map_or(&[][..], Stack::frames);
+        frames.iter().filter_map(|&frame| Some(&*self.locations.get(frame)?.file))
     }
 
     /// Why frames, or the names of some, are missing, if they are.
     pub fn note(&self, index: StackIndex) -> Option<String> {
         self.stacks.get(index)?.note(&self.locations)
+    }
+
+    /// The stack of everything that is not told apart any more.
+    pub fn forgotten(&self) -> StackIndex {
+        self.stacks.forgotten()
+    }
+
+    /// Whether so much is remembered that it may be worth it to forget something.
+    pub fn is_large(&self) -> bool {
+        self.size() > SWEEP
+    }
+
+    /// Whether so much is new since the last sweep that another one is worth it.
+    pub fn is_sweep_due(&self) -> bool {
+        self.size() > self.swept + self.swept / 2 + SWEEP
+    }
+
+    /// How many stacks and runs of cells are remembered.
+    pub fn size(&self) -> usize {
+        self.stacks.len() + self.runs.len()
+    }
+
+    /// Forgets every stack that is not one of `used`, nor can still be named by an id, with all that only
+    /// those have.
+    pub fn sweep(&mut self, used: impl Iterator<Item = StackIndex>) {
+        let ids = self.processes.values().flat_map(ProcessNames::indices);
+        let places = self.stacks.sweep(used.chain(ids));
+        self.locations.sweep(&places);
+        let runs = self.processes.values().flat_map(ProcessNames::runs);
+        let ended = self.ended.iter().flat_map(|(_, cells)| cells.runs());
+        let used: FxHashSet<RunId> = runs.chain(ended).chain(self.locations.runs()).collect();
+        self.runs.sweep(&used);
+        self.strings.sweep();
+        self.swept = self.size();
     }
 
     /// Forgets the ids and code objects of a process; its stacks stay for reports.
@@ -184,19 +333,23 @@ impl Naming {
             for index in process.indices() {
                 self.stacks.resolve(index, self.stacks.dropped());
             }
+            if process.cells.is_waiting() {
+                self.ended.truncate(MAX_ENDED - 1);
+                self.ended.push_front((pid, process.cells));
+            }
         }
     }
 }
 
-fn frame(location: &Location) -> Frame {
-    Frame {
-        kind: FrameKind::Python,
-        function: location.function.to_string(),
-        qualified_name: location.qualified_name.as_deref().map(str::to_owned),
-        file: location.file.to_string(),
-        line: location.line,
-        cell: None,
-        source: None,
+/// The cells of a process, also of one that has just ended.
+fn cells<'a>(
+    processes: &'a mut FxHashMap<Pid, ProcessNames>,
+    ended: &'a mut VecDeque<(Pid, Cells)>,
+    pid: Pid,
+) -> Option<&'a mut Cells> {
+    match processes.get_mut(&pid) {
+        Some(process) => Some(&mut process.cells),
+        None => ended.iter_mut().find(|(other, _)| *other == pid).map(|(_, cells)| cells),
     }
 }
 

@@ -6,13 +6,14 @@ use rustc_hash::FxHashMap;
 use tracer_common::wire::{LINES_CHUNK, MAX_LINES_CHUNKS};
 
 use super::{
+    cell::{Began, Cells, LineSpan, RunId, Runs},
     intern::{Location, LocationIndex, Locations},
     line_table::{LineIndex, LineTable, LineTableKind},
     modules::Modules,
 };
 use crate::{
     decode::{LinesPiece, StackFrame},
-    model::{CodeId, StackId, StackIndex},
+    model::{CellFile, CodeId, Pid, StackId, StackIndex, is_cell_top},
 };
 
 /// Generations of stack ids that are remembered.
@@ -37,6 +38,10 @@ pub(super) struct Code {
     pub(super) first_line: i32,
     pub(super) table_size: u32,
     pub(super) table: Vec<u8>,
+    /// Whether it is a notebook cell's.
+    pub(super) is_cell: bool,
+    /// The run of the cell that it is from, once it was seen.
+    pub(super) run: Option<RunId>,
     /// When a stack last used it.
     pub(super) used: u64,
 }
@@ -46,6 +51,9 @@ pub(super) struct Code {
 pub(super) struct ProcessNames {
     pub(super) python_minor: Option<u8>,
     pub(super) modules: Modules,
+    pub(super) cells: Cells,
+    /// The process that it was forked from, whose cells it has.
+    pub(super) cells_of: Option<Pid>,
     codes: FxHashMap<CodeId, Code>,
     ids: FxHashMap<StackId, StackIndex>,
     /// Ids by generation, the current one last. Freeing code in one process must not make another's
@@ -63,6 +71,8 @@ impl Default for ProcessNames {
         Self {
             python_minor: None,
             modules: Modules::default(),
+            cells: Cells::default(),
+            cells_of: None,
             codes: FxHashMap::default(),
             ids: FxHashMap::default(),
             generations: VecDeque::from([Vec::new()]),
@@ -79,7 +89,44 @@ impl ProcessNames {
         }
         self.clock += 1;
         code.used = self.clock;
+        code.is_cell = CellFile::of(&code.file).is_some();
         self.codes.insert(id, code);
+    }
+
+    /// Finds out which run of its cell a code object is from, if it is a cell's and that is not known. The
+    /// top of a run is a code object of its own; functions are from the last run before.
+    pub(super) fn begin(&mut self, id: CodeId, began: Began, runs: &mut Runs) {
+        let Some(code) = self.codes.get(&id).filter(|code| code.is_cell && code.run.is_none())
+        else {
+            return;
+        };
+        let span = is_cell_top(&code.function).then(|| self.span(code)).flatten();
+        let file = code.file.clone();
+        let run = match span {
+            Some(span) => self.cells.begin(&file, span, began, runs),
+            None => self.cells.defined(&file, began, runs),
+        };
+        self.set_run(id, run);
+    }
+
+    /// The file of a cell's code object whose run is not known.
+    pub(super) fn cell_without_run(&self, id: CodeId) -> Option<Arc<str>> {
+        let code = self.codes.get(&id)?;
+        (code.is_cell && code.run.is_none()).then(|| code.file.clone())
+    }
+
+    pub(super) fn set_run(&mut self, id: CodeId, run: RunId) {
+        if let Some(code) = self.codes.get_mut(&id) {
+            code.run = Some(run);
+        }
+    }
+
+    /// The lines of a code object, as far as its table is known.
+    fn span(&self, code: &Code) -> Option<LineSpan> {
+        let kind = LineTableKind::of_minor(self.python_minor?);
+        let table = LineTable { kind, first_line: code.first_line, bytes: &code.table };
+        let (first, last) = table.span()?;
+        Some(LineSpan { first, last })
     }
 
     /// Half of them, those that no stack has used for longest.
@@ -120,6 +167,11 @@ impl ProcessNames {
     /// Every index that an id leads to.
     pub(super) fn indices(&self) -> impl Iterator<Item = StackIndex> {
         self.ids.values().copied()
+    }
+
+    /// Runs of cells that are still asked for.
+    pub(super) fn runs(&self) -> impl Iterator<Item = RunId> {
+        self.cells.runs().chain(self.codes.values().filter_map(|code| code.run))
     }
 
     /// Returns what the id led to before.
@@ -168,6 +220,7 @@ impl ProcessNames {
             qualified_name: code.qualified_name.clone(),
             file: code.file.clone(),
             line,
+            run: code.run,
             is_cut: line.is_none() && code.table_size as usize > LINES_CHUNK * MAX_LINES_CHUNKS,
         })
     }

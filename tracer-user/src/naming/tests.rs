@@ -86,7 +86,7 @@ fn ids_of_old_generations_are_forgotten() {
     let (codes, ids) = naming.processes[&PID].sizes();
     assert_eq!(codes, 0);
     assert!(ids <= KEPT_GENERATIONS, "{ids}");
-    assert_eq!(naming.stacks.len(), 3, "none, dropped, and the one");
+    assert_eq!(naming.stacks.len(), 4, "none, dropped, forgotten, and the one");
 }
 
 /// The kernel half bumps the generation of the process that freed, and sends nobody else's

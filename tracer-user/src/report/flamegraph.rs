@@ -82,8 +82,8 @@ fn colors(snapshot: &Snapshot) -> PaletteMap {
         let sites = snapshot.processes.iter().flat_map(folded::holders);
         sites.flat_map(|site| &site.frames).filter(move |frame| is_user(frame) == own)
     };
-    frames(false).for_each(|frame| set(&names.frame(frame), LIBRARY));
-    frames(true).for_each(|frame| set(&names.frame(frame), OWN));
+    frames(false).for_each(|frame| set(&names.line(frame), LIBRARY));
+    frames(true).for_each(|frame| set(&names.line(frame), OWN));
     set("all", STRUCTURE);
     set("", STRUCTURE);
     for process in &snapshot.processes {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io};
 
 use super::{
-    Options,
+    Options, fold,
     label::{self, FileNames},
     sanitize,
 };
@@ -43,7 +43,7 @@ pub(super) fn stacks(snapshot: &Snapshot, options: &Options) -> BTreeMap<String,
         for site in holders(process) {
             if shown < most && site.own_bytes() >= options.min_bytes {
                 shown += 1;
-                add(stack(&root, site, &names), site.own_bytes());
+                add(stack(&root, site, options, &names), site.own_bytes());
             } else {
                 add(vec![root.clone(), OTHERS.to_owned()], site.own_bytes());
             }
@@ -108,11 +108,12 @@ pub(super) fn gap(note: &str) -> String {
     format!("[{note}]")
 }
 
-fn stack(root: &str, site: &Site, names: &FileNames<'_>) -> Vec<String> {
+fn stack(root: &str, site: &Site, options: &Options, names: &FileNames<'_>) -> Vec<String> {
     let mut stack = vec![root.to_owned(), place(site)];
     // What is missing is missing at the outer end.
     stack.extend(site.frames_note.as_deref().map(gap));
-    stack.extend(site.frames.iter().rev().map(|frame| names.frame(frame)));
+    let shown = fold::shown(&site.frames, options.full_stacks);
+    stack.extend(shown.rev().map(|frame| names.line(frame)));
     stack
 }
 

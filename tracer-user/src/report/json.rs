@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::{Options, sanitize::is_dangerous};
-use crate::model::Snapshot;
+use super::{Options, fold, sanitize::is_dangerous};
+use crate::model::{Frame, Snapshot};
 
 /// Writes the snapshot as one JSON document. [`Options`] shorten the list of sites only; every total is
 /// that of all of them.
@@ -20,8 +20,16 @@ pub fn write_json(
     for process in &mut shown.processes {
         process.sites.retain(|site| site.live_bytes >= options.min_bytes);
         process.sites.truncate(options.top.unwrap_or(usize::MAX));
+        process.sites.iter_mut().for_each(|site| mark(&mut site.frames));
+        process.failures.iter_mut().for_each(|failure| mark(&mut failure.frames));
     }
     writeln!(out, "{}", ascii_where_dangerous(&serde_json::to_string_pretty(&shown)?))
+}
+
+/// Says of each frame whether other formats leave it out.
+fn mark(frames: &mut [Frame]) {
+    let folded = fold::folded(frames);
+    frames.iter_mut().zip(folded).for_each(|(frame, folded)| frame.folded = folded);
 }
 
 /// JSON may hold raw what a terminal obeys (C1 controls, changes of direction). Such characters can

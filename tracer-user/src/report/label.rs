@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytesize::ByteSize;
 
-use super::user_frame::cell_of_file;
-use crate::model::{Device, Frame, Snapshot};
+use crate::model::{CellFile, Device, Frame, Snapshot, is_cell_top};
 
 /// Names of files, short, and yet no two alike: `model.py`, or `a/model.py` and `b/model.py` where
 /// there are several of that name.
@@ -55,6 +54,27 @@ impl<'a> FileNames<'a> {
             Some(name) => format!("{name} ({})", self.place(frame)),
         }
     }
+
+    /// The same with the text of the line, of a notebook cell's frame: its own file is nowhere else to be
+    /// looked at.
+    pub(super) fn line(&self, frame: &Frame) -> String {
+        let is_cell = frame.cell.is_some() || frame.cell_seen.is_some();
+        match frame.source.as_deref().filter(|source| is_cell && !source.is_empty()) {
+            Some(source) => format!("{} {}", self.frame(frame), cut(source, LABEL_SOURCE)),
+            None => self.frame(frame),
+        }
+    }
+}
+
+/// Characters of a line's text that are in the name of a frame.
+const LABEL_SOURCE: usize = 80;
+
+/// The first `width` characters.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// The last `parts` parts of a path.
@@ -69,12 +89,21 @@ pub(super) fn whole_place(frame: &Frame) -> String {
 }
 
 fn place(frame: &Frame, file: &str) -> String {
-    let file = match (frame.cell, cell_of_file(&frame.file)) {
-        (Some(number), _) => format!("In[{number}]"),
-        (None, Some(cell)) => cell,
-        (None, None) => file.to_owned(),
+    let file = match (frame.cell, frame.cell_seen, CellFile::of(&frame.file)) {
+        (Some(number), ..) => format!("In[{number}]"),
+        // Other hosts have names of their own for their cells.
+        (None, _, Some(cell @ CellFile::Named { .. })) => cell.label(),
+        (None, Some(seen), _) => format!("cell #{seen}"),
+        (None, None, Some(cell)) => cell.label(),
+        (None, None, None) => file.to_owned(),
     };
-    match frame.line {
+    // Where the text is known, and yet not the line, a transformation has joined lines.
+    let line = match frame.cell_line {
+        None if frame.source.is_some() && frame.cell.is_some() => None,
+        None => frame.line,
+        line => line,
+    };
+    match line {
         Some(line) => format!("{file}:{line}"),
         None => format!("{file}:?"),
     }
@@ -84,7 +113,8 @@ fn place(frame: &Frame, file: &str) -> String {
 /// cell (which some versions of IPython call `<cell line: 1>`).
 pub(super) fn function(frame: &Frame) -> Option<&str> {
     let name = frame.qualified_name.as_deref().unwrap_or(&frame.function);
-    (name != "<module>" && !name.starts_with("<cell line: ")).then_some(name)
+    // `%timeit` wraps what it runs into a function.
+    (!is_cell_top(name) && frame.file != "<magic-timeit>").then_some(name)
 }
 
 /// A device: `cuda:0`.

@@ -4,6 +4,7 @@
 
 mod events;
 mod flamegraph;
+mod fold;
 mod folded;
 mod json;
 mod label;
@@ -24,6 +25,8 @@ pub struct Options {
     pub top: Option<usize>,
     /// Sites with fewer live bytes are left out.
     pub min_bytes: u64,
+    /// Whether frames of the machinery are shown as well.
+    pub full_stacks: bool,
 }
 
 #[cfg(test)]

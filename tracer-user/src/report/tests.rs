@@ -9,7 +9,7 @@ use crate::model::{
     Tracer, Verdict,
 };
 
-fn frame(function: &str, file: &str, line: u32) -> Frame {
+pub(super) fn frame(function: &str, file: &str, line: u32) -> Frame {
     Frame {
         kind: FrameKind::Python,
         function: function.rsplit('.').next().unwrap_or(function).to_owned(),
@@ -17,7 +17,10 @@ fn frame(function: &str, file: &str, line: u32) -> Frame {
         file: file.to_owned(),
         line: Some(line),
         cell: None,
+        cell_line: None,
+        cell_seen: None,
         source: None,
+        folded: false,
     }
 }
 
@@ -364,7 +367,7 @@ fn flamegraphs_are_harmless_xml() {
 
 #[test]
 fn small_sites_are_left_out_where_asked_and_totals_stay() {
-    let options = Options { top: Some(1), min_bytes: 1 << 20 };
+    let options = Options { top: Some(1), min_bytes: 1 << 20, full_stacks: false };
     let mut out = Vec::new();
     write_json(&snapshot(vec![process()]), &options, &mut out).unwrap();
     let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
@@ -415,6 +418,60 @@ fn every_caller_of_a_line_counts() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+/// A notebook: a function of one cell called in another, the body of a cell magic, code given to `exec`,
+/// and a cell whose number is not known.
+#[test]
+fn notebook_cells() {
+    let cell = |frame: Frame, number: Option<u32>, line: u32, source: &str| Frame {
+        cell: number,
+        cell_seen: number.is_none().then_some(2),
+        cell_line: Some(line),
+        source: Some(source.to_owned()),
+        ..frame
+    };
+    let packages = "/home/ada/env/lib/python3.11/site-packages";
+    let run_code = frame("run_code", &format!("{packages}/IPython/core/interactiveshell.py"), 3600);
+    let append = cell(
+        frame("train", "/tmp/ipykernel_4242/31.py", 4),
+        Some(3),
+        4,
+        "losses.append(loss(model(x), y) * some_very_long_weight_that_fills_the_line_to_its_end)",
+    );
+    let top =
+        |line| cell(frame("<module>", "/tmp/ipykernel_4242/32.py", 1), Some(9), line, "train()");
+    let timed = cell(frame("<module>", "<timed exec>", 2), Some(10), 4, "x = model(x)");
+    let magic = cell(frame("<module>", "/tmp/ipykernel_4242/33.py", 1), Some(10), 1, "%%time");
+    let given = cell(frame("<module>", "<string>", 1), None, 7, "exec(\"a()\")");
+    let unknown = cell(frame("<module>", "/tmp/ipykernel_4242/34.py", 7), None, 7, "exec(\"a()\")");
+    let mut notebook = process();
+    notebook.sites = [
+        (500, vec![append.clone(), top(1), run_code.clone()]),
+        (400, vec![append, top(2), run_code.clone()]),
+        (300, vec![timed, magic, run_code.clone()]),
+        (200, vec![given, unknown, run_code]),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(id, (mebibytes, frames))| {
+        site(&id.to_string(), Level::Pytorch, Some(0), mebibytes << 20, frames)
+    })
+    .collect();
+    let snapshot = snapshot(vec![notebook]);
+    insta::assert_snapshot!("text_cells", render(write_text, &snapshot));
+    insta::assert_snapshot!("folded_cells", render(write_folded, &snapshot));
+    let mut full = Vec::new();
+    let options = Options { full_stacks: true, ..Options::default() };
+    write_folded(&snapshot, &options, &mut full).unwrap();
+    assert!(String::from_utf8(full).unwrap().contains("run_code (interactiveshell.py:3600)"));
+    let json: serde_json::Value = serde_json::from_str(&render(write_json, &snapshot)).unwrap();
+    let folded = |site: usize| -> Vec<bool> {
+        let frames = json["processes"][0]["sites"][site]["frames"].as_array().unwrap();
+        frames.iter().map(|frame| frame["folded"].as_bool().unwrap()).collect()
+    };
+    assert_eq!(folded(0), [false, false, true]);
+    assert_eq!(folded(3), [true, false, true]);
 }
 
 #[test]

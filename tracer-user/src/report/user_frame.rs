@@ -1,11 +1,11 @@
 //! Which frame is the user's own line.
 
-use crate::model::Frame;
+use crate::model::{CellFile, Frame};
 
 /// Whether a file is the user's own code: a notebook cell, a script or a module of theirs, not an
 /// installed package, the standard library, or the notebook's machinery.
 pub fn is_user_file(file: &str) -> bool {
-    if cell_of_file(file).is_some() {
+    if CellFile::of(file).is_some() {
         return true;
     }
     let installed = ["/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3"];
@@ -21,44 +21,23 @@ pub fn is_user_file(file: &str) -> bool {
 
 /// Whether a frame is of the user's own code.
 pub(super) fn is_user(frame: &Frame) -> bool {
-    frame.cell.is_some() || is_user_file(&frame.file)
+    frame.cell.is_some() || frame.cell_seen.is_some() || is_user_file(&frame.file)
 }
 
 /// The innermost frame of the user's own code.
 pub(super) fn user_frame(frames: &[Frame]) -> Option<&Frame> {
-    frames.iter().find(|frame| is_user(frame))
+    user_position(frames).and_then(|position| frames.get(position))
 }
 
-/// The name of the notebook cell that a file name stands for: the hash of its source from
-/// ipykernel 6 on, `In[n]` before.
-pub(super) fn cell_of_file(file: &str) -> Option<String> {
-    if let Some(rest) = file.strip_prefix("<ipython-input-") {
-        let number = rest.split('-').next()?;
-        return number.parse::<u32>().ok().map(|number| format!("In[{number}]"));
-    }
-    let mut parts = file.rsplit('/');
-    let hash = parts.next()?.strip_suffix(".py")?;
-    let pid = parts.next()?.strip_prefix("ipykernel_")?;
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    (digits(hash) && digits(pid)).then(|| format!("cell {hash}"))
+/// Where it is. Code that `exec` was given has no line to look at: a frame of it only if there is no other.
+pub(super) fn user_position(frames: &[Frame]) -> Option<usize> {
+    let is_own = |frame: &Frame| is_user(frame) && frame.file != "<string>";
+    frames.iter().position(is_own).or_else(|| frames.iter().position(is_user))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cells_by_file_name() {
-        for (file, cell) in [
-            ("/tmp/ipykernel_4242/3409123.py", Some("cell 3409123")),
-            ("<ipython-input-7-0123456789ab>", Some("In[7]")),
-            ("/home/me/ipykernel_notes/1.py", None),
-            ("/tmp/ipykernel_4242/helper.py", None),
-            ("train.py", None),
-        ] {
-            assert_eq!(cell_of_file(file).as_deref(), cell, "{file}");
-        }
-    }
 
     #[test]
     fn installed_code_is_not_the_users() {

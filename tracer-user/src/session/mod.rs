@@ -3,6 +3,7 @@
 mod diagnosis;
 mod found;
 mod layer;
+mod names;
 mod probes;
 
 use std::{
@@ -19,6 +20,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 pub use self::diagnosis::{Check, Diagnosis, LibraryDiagnosis, ProcessDiagnosis, State, diagnose};
 use self::{
     found::{Found, START_PATIENCE, with_note},
+    names::Names,
     probes::Probes,
 };
 use crate::{
@@ -45,6 +47,9 @@ const LOOKS_PER_TICK: usize = 4;
 
 /// Nanoseconds between two removals of what ended processes left in the kernel half.
 const SWEEP_INTERVAL: u64 = 250_000_000;
+
+/// Nanoseconds between two looks for names that can be forgotten.
+const TIDY_INTERVAL: u64 = 1_000_000_000;
 
 /// Nanoseconds between two looks for ends whose record was lost.
 const CHECK_INTERVAL: u64 = 1_000_000_000;
@@ -107,6 +112,7 @@ pub struct Session {
     /// Followed processes that have replaced their program: until when to look what they are.
     looking: VecDeque<(Pid, u64)>,
     probes: Probes,
+    names: Names,
     tap: Option<Tap>,
     nvml: Option<Nvml>,
     start_ns: u64,
@@ -115,6 +121,8 @@ pub struct Session {
     ended_since_sweep: bool,
     /// When it was last checked that no end was lost.
     checked_ns: u64,
+    /// When it was last looked for what can be forgotten.
+    tidied_ns: u64,
 }
 
 impl Session {
@@ -152,12 +160,14 @@ impl Session {
             targets: Vec::new(),
             looking: VecDeque::new(),
             probes: Probes::new(options.clone(), extras),
+            names: Names::new(),
             tap: None,
             nvml: Nvml::load(),
             start_ns: sys::monotonic_ns(),
             swept_ns: 0,
             ended_since_sweep: false,
             checked_ns: 0,
+            tidied_ns: 0,
         };
         for (found, lock) in locked {
             session.add(found, lock)?;
@@ -179,6 +189,15 @@ impl Session {
         let earlier = self.probes.coverage.len();
         let any = self.probes.attach_libraries(&mut self.kernel, pid, &libraries);
         let config = self.probes.config(&mut self.kernel, pid, python.as_ref());
+        let late = late(&libraries).collect();
+        let facts = self.facts(&info, python.as_ref(), python_note);
+        let facts = ProcessFacts { whole: !in_use, late, ..facts };
+        self.core.set_process(pid, facts);
+        if python.is_some() {
+            self.names.attach(&mut self.core, &info);
+        }
+        // Nothing of it is older.
+        self.core.note_time(sys::monotonic_ns());
         self.kernel.set_process(pid, &config)?;
         // From here on an exit or exec is an event; what happened before shows in the process itself.
         if !process::is_same(pid, info.start_ticks) || !still_maps(pid, &files) {
@@ -188,10 +207,6 @@ impl Session {
             let why = self.probes.coverage[earlier..].iter().find_map(|entry| entry.note.clone());
             return Err(SessionError::NoProbe { pid, why: why.unwrap_or_default() });
         }
-        let late = late(&libraries).collect();
-        let facts = self.facts(&info, python.as_ref(), python_note);
-        let facts = ProcessFacts { whole: !in_use, late, ..facts };
-        self.core.set_process(pid, facts);
         // Those that begin from here on are seen from their first call on.
         self.core.note_threads(pid, process::threads(pid));
         map_code(&mut self.core, pid, &files);
@@ -215,6 +230,12 @@ impl Session {
         self.notice_ends();
         self.notice_lost_ends();
         self.look_at_new_programs();
+        self.names.tick(&mut self.core);
+        let now = sys::monotonic_ns();
+        if now > self.tidied_ns + TIDY_INTERVAL {
+            self.tidied_ns = now;
+            self.core.tidy();
+        }
         if self.ended_since_sweep && sys::monotonic_ns() > self.swept_ns + SWEEP_INTERVAL {
             self.sweep();
         }
@@ -223,6 +244,7 @@ impl Session {
     fn drain(&mut self) {
         let mut changed: Vec<(Pid, ProcessChange)> = Vec::new();
         let (core, tap) = (&mut self.core, &mut self.tap);
+        core.note_drained(sys::monotonic_ns());
         self.kernel.drain(|bytes| match decode(bytes) {
             Ok(record) => {
                 if let Record::Process { pid, change, .. } = record {
@@ -271,6 +293,7 @@ impl Session {
         if let Some(nvml) = &self.nvml {
             self.core.set_gpus(nvml.processes());
         }
+        self.names.find_sources(&mut self.core);
         let now = OffsetDateTime::now_utc();
         let now_ns = sys::monotonic_ns();
         self.core.snapshot(&Moment {
@@ -286,6 +309,7 @@ impl Session {
         self.kernel.remove_all_processes();
         self.drain();
         self.sweep();
+        self.names.settle(&mut self.core);
         self.snapshot()
     }
 
@@ -353,6 +377,7 @@ impl Session {
     fn ended(&mut self, pid: Pid) {
         self.ended_since_sweep = true;
         self.looking.retain(|(looked, _)| *looked != pid);
+        self.names.ended(pid);
         if let Some(target) = self.targets.iter_mut().find(|t| t.alive && t.info.pid == pid) {
             target.alive = false;
         }
@@ -444,6 +469,9 @@ impl Session {
             let facts = ProcessFacts { parent: before.parent, whole: before.whole, ..facts };
             self.core.set_process(pid, facts);
             self.core.note_late(pid, late(&libraries));
+            if python.is_some() {
+                self.names.attach(&mut self.core, &info);
+            }
         }
         true
     }
@@ -472,6 +500,8 @@ impl Session {
             python: python.map(|python| python.version.clone()),
             python_minor: python.map(|python| python.minor),
             python_note,
+            notebook: None,
+            kernel_id: None,
             container: info.container.clone(),
             user: info.user.clone(),
             cpu: self.probes.extras.cpu,

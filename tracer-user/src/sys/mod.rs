@@ -1,6 +1,7 @@
 //! What the tracer asks of the machine itself.
 
 pub mod btf;
+pub mod identity;
 pub mod lock;
 pub mod nvml;
 pub mod privilege;

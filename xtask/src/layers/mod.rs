@@ -29,7 +29,7 @@ enum Uses {
 /// Every module of tracer-user: one that is not here is an error, so that none escapes the check.
 /// Those of the design that are not written yet are here already. `report` and `tui` see only the
 /// model's snapshots, never the ledger.
-const LAYERS: [Layer; 17] = [
+const LAYERS: [Layer; 16] = [
     pure("model", &[]),
     pure("decode", &["model"]),
     pure("naming", &["model", "decode"]),
@@ -41,7 +41,6 @@ const LAYERS: [Layer; 17] = [
     rim("bpf", &[]),
     rim("discover", &[]),
     rim("jupyter", &[]),
-    rim("source", &[]),
     rim("tui", &["ledger"]),
     rim("serve", &[]),
     rim("sys", &[]),

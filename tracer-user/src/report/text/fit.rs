@@ -5,7 +5,7 @@ use std::io;
 use crate::report::sanitize;
 
 /// Columns of a small terminal.
-const WIDTH: usize = 80;
+pub(super) const WIDTH: usize = 80;
 
 /// Characters of one name that are shown. Names from a process can be as long as it likes.
 const LONGEST: usize = 240;
@@ -66,14 +66,6 @@ fn clean(part: &str) -> String {
     cut_middle(&sanitize(part), LONGEST)
 }
 
-/// The first `width` characters.
-pub(super) fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
-}
-
 /// Both ends of what is longer than `width`: a line number is at the end.
 fn cut_middle(text: &str, width: usize) -> String {
     let length = text.chars().count();
@@ -105,7 +97,5 @@ mod tests {
         let short = cut_middle(&name, 60);
         assert_eq!(short.chars().count(), 60);
         assert!(short.starts_with("/head") && short.ends_with("tail.py:12"));
-        assert_eq!(cut("abcdef", 4), "abc…");
-        assert_eq!(cut("größe", 5), "größe");
     }
 }

@@ -1,15 +1,15 @@
 //! The table of lines: call sites by the line of the user's own code.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, ops::Range};
 
-use super::fit::Paragraph;
+use super::fit::{Paragraph, WIDTH};
 use crate::{
     model::{Frame, Level, Site},
     report::{
-        Options,
+        Options, fold,
         folded::is_host,
-        label::{self, FileNames, sum},
-        user_frame::{is_user, user_frame},
+        label::{self, FileNames, cut, sum},
+        user_frame::{is_user, user_frame, user_position},
     },
 };
 
@@ -85,10 +85,11 @@ const CALLERS: usize = 3;
 /// How a line came about: the user's own frames that called its function, with their share if there
 /// are several, and of the largest part the library frames between the line and the allocation (the
 /// outermost and the innermost one).
-fn ways(line: &Line<'_>, names: &FileNames<'_>) -> Vec<Vec<String>> {
+fn ways(line: &Line<'_>, options: &Options, names: &FileNames<'_>) -> Vec<Vec<String>> {
     let mut callers: BTreeMap<String, u64> = BTreeMap::new();
     for site in &line.sites {
-        if let Some(caller) = caller(site) {
+        let (_, outer) = around(site, options);
+        if let Some(caller) = outer.into_iter().find(|frame| is_user(frame)) {
             let bytes = callers.entry(names.frame(caller)).or_default();
             *bytes = bytes.saturating_add(site.own_bytes());
         }
@@ -111,8 +112,8 @@ fn ways(line: &Line<'_>, names: &FileNames<'_>) -> Vec<Vec<String>> {
         }
     }
     let largest = line.sites.iter().max_by_key(|site| site.own_bytes());
-    let inner = largest.map_or(&[][..], |site| inner(site));
-    match inner {
+    let inner = largest.map_or(Vec::new(), |site| around(site, options).0);
+    match inner.as_slice() {
         [] => {}
         [only] => ways.push(vec![format!("└ {}", names.frame(only))]),
         [innermost, .., outermost] => {
@@ -125,16 +126,21 @@ fn ways(line: &Line<'_>, names: &FileNames<'_>) -> Vec<Vec<String>> {
     ways
 }
 
-/// The user's own frame that called the function of the user's own line.
-fn caller(site: &Site) -> Option<&Frame> {
-    let position = site.frames.iter().position(is_user)?;
-    user_frame(&site.frames[position + 1..])
+/// Of the frames that are shown, those inside of the user's own line, and those outside of it.
+fn around<'a>(site: &'a Site, options: &Options) -> (Vec<&'a Frame>, Vec<&'a Frame>) {
+    let Some(own) = user_position(&site.frames) else { return (Vec::new(), Vec::new()) };
+    let folded = fold::folded(&site.frames);
+    let shown = |range: Range<usize>| {
+        let is_shown = |index: &usize| options.full_stacks || folded.get(*index) == Some(&false);
+        range.filter(is_shown).filter_map(|index| site.frames.get(index)).collect()
+    };
+    (shown(0..own), shown(own + 1..site.frames.len()))
 }
 
-/// The frames inside the user's own line.
-fn inner(site: &Site) -> &[Frame] {
-    let position = site.frames.iter().position(is_user);
-    position.map_or(&[], |position| &site.frames[..position])
+/// The text of the user's own line, of the largest part.
+fn source<'a>(line: &Line<'a>) -> Option<&'a str> {
+    let largest = line.sites.iter().max_by_key(|site| site.own_bytes())?;
+    user_frame(&largest.frames)?.source.as_deref().filter(|source| !source.is_empty())
 }
 
 /// The columns of the table, wide enough for all of its numbers.
@@ -176,7 +182,7 @@ impl Table {
         let shown = lines.iter().filter(|line| line.bytes >= options.min_bytes);
         let shown: Vec<_> = shown.take(options.top.unwrap_or(DEFAULT_TOP)).collect();
         for line in &shown {
-            self.write_line(line, names, out)?;
+            self.write_line(line, options, names, out)?;
         }
         let hidden = lines.len() - shown.len();
         if hidden > 0 {
@@ -191,6 +197,7 @@ impl Table {
     fn write_line(
         &self,
         line: &Line<'_>,
+        options: &Options,
         names: &FileNames<'_>,
         out: &mut impl io::Write,
     ) -> io::Result<()> {
@@ -207,7 +214,12 @@ impl Table {
             text.add(" ", word);
         }
         text.write(out)?;
-        for way in ways(line, names) {
+        if let Some(source) = source(line) {
+            let room = WIDTH.saturating_sub(indent + 2).max(40);
+            Paragraph::new(&format!("{}│ {}", " ".repeat(indent), cut(source, room)), indent)
+                .write(out)?;
+        }
+        for way in ways(line, options, names) {
             let mut text = Paragraph::new(&" ".repeat(indent), indent);
             for (index, part) in way.iter().enumerate() {
                 text.add(if index == 0 { "" } else { " " }, part);

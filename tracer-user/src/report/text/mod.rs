@@ -11,14 +11,14 @@ mod pool;
 
 use std::io;
 
-use self::fit::{Paragraph, cut};
+use self::fit::Paragraph;
 use super::{
     Options,
     folded::{holders, is_host, is_pool},
-    label::{self, FileNames},
+    label::{self, FileNames, cut},
     sanitize,
 };
-use crate::model::{Finished, Level, ProcessSnapshot, ProcessState, Snapshot};
+use crate::model::{CellFile, Finished, Frame, Level, ProcessSnapshot, ProcessState, Snapshot};
 
 /// Writes the report.
 ///
@@ -121,7 +121,24 @@ fn write_process(
     ] {
         write_host(process, level, title, options, names, out)?;
     }
+    write_cell_note(process, out)?;
     failures::write(&process.failures, out)
+}
+
+/// What `cell #n` means.
+fn write_cell_note(process: &ProcessSnapshot, out: &mut impl io::Write) -> io::Result<()> {
+    let mut frames = process.sites.iter().flat_map(|site| &site.frames);
+    let is_named =
+        |frame: &Frame| matches!(CellFile::of(&frame.file), Some(CellFile::Named { .. }));
+    if !frames.any(|frame| frame.cell_seen.is_some() && !is_named(frame)) {
+        return Ok(());
+    }
+    let mut line = Paragraph::new("  cell #n:", 4);
+    line.add_words(
+        "in the order in which cudatrace first saw them run; IPython's own numbers In[n] of these cells \
+         are not known",
+    );
+    line.write(out)
 }
 
 /// What holds memory: lines of the pools first, then those of the driver as far as no pool has it.
