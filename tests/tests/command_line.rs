@@ -118,8 +118,10 @@ fn without_privileges_is_3_and_says_what_to_type() {
 #[test]
 fn an_unwritable_output_is_told_before_the_trace() {
     let target = leaking();
-    let output = run(&["--pid", &target.pid().to_string(), "-o", "/nonexistent/x.json"]);
-    assert_refused(&output, 1, "cannot write to `/nonexistent/x.json`");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("missing/x.json").display().to_string();
+    let output = run(&["--pid", &target.pid().to_string(), "-o", &path]);
+    assert_refused(&output, 1, &format!("cannot write to `{path}`"));
 }
 
 #[test]
