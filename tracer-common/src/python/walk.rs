@@ -55,8 +55,8 @@ pub struct WalkState {
     start: u64,
     /// Bytes of it.
     filled: u32,
-    /// Where in the window the frame being looked at is.
-    at: u32,
+    /// Zero.
+    pad: u32,
     /// Copy of memory. From CPython 3.11 on most frames of a thread lie one after the other, so that one
     /// read gets many.
     window: [u64; WINDOW],
@@ -75,7 +75,7 @@ impl WalkState {
             next: 0,
             start: 0,
             filled: 0,
-            at: 0,
+            pad: 0,
             window: [0; WINDOW],
             frames: [RawFrame::default(); MAX_FRAMES],
         }
@@ -101,51 +101,42 @@ impl WalkState {
         self.flags = 0;
     }
 
-    /// The word of the frame that the field at `offset` lies in. Words, because loads that need not be aligned
-    /// are made of single bytes on BPF.
+    /// The field at `offset` of the frame that lies `at` in the window. It is aligned: loads that need not be are
+    /// made of single bytes on BPF.
     #[inline(always)]
-    fn word(&self, offset: u16) -> u64 {
-        let at = self.at as usize & (PAGE as usize - 1);
-        let at = at / 8 + (offset as usize & (FRAME - 1)) / 8;
-        // SAFETY: both are masked, and the window is as long as both together.
-        unsafe { *self.window.as_ptr().add(at) }
+    fn field<T: Copy>(&self, at: u32, offset: u16) -> T {
+        let at = at as usize & (PAGE as usize - 8);
+        let offset = offset as usize & (FRAME - size_of::<T>());
+        // SAFETY: both are masked, and the window is as long as both together; fields are integers of a power
+        // of two of bytes, which the mask aligns.
+        unsafe { *self.window.as_ptr().byte_add(at).byte_add(offset).cast::<T>() }
     }
 
+    /// Puts the next frame into the window, unless it is there already, and says where; `None` if it cannot be
+    /// read.
     #[inline(always)]
-    fn field_u32(&self, offset: u16) -> u32 {
-        (self.word(offset) >> ((u32::from(offset) & 4) * 8)) as u32
-    }
-
-    #[inline(always)]
-    fn field_u8(&self, offset: u16) -> u8 {
-        (self.word(offset) >> ((u32::from(offset) & 7) * 8)) as u8
-    }
-
-    /// Puts the next frame into the window, unless it is there already; `false` if it cannot be read.
-    #[inline(always)]
-    fn load(&mut self, layout: &PythonLayout, mem: &impl ReadMem) -> bool {
+    fn load(&mut self, layout: &PythonLayout, mem: &impl ReadMem) -> Option<u32> {
         // Frames are aligned; anything else is none.
         if self.next & 7 != 0 {
-            return false;
+            return None;
         }
         let size = u64::from(layout.frame_size) & (FRAME as u64 - 1);
         let inside = self.next.wrapping_sub(self.start);
         if inside < PAGE && inside + size <= u64::from(self.filled) {
-            self.at = inside as u32;
-            return true;
+            return Some(inside as u32);
         }
         // Up to 3.10 every frame is an object by itself.
         let contiguous = layout.instruction == instruction_kind::POINTER;
         let before = if contiguous { self.next & (PAGE - 1) } else { 0 };
         self.start = self.next.wrapping_sub(before);
         self.filled = (before + size) as u32;
-        self.at = before as u32;
         // SAFETY: a page and a frame fit into the window.
         let read = unsafe { mem.read(self.start, self.window.as_mut_ptr().cast(), self.filled) };
         if !read {
             self.filled = 0;
+            return None;
         }
-        read
+        Some(self.next.wrapping_sub(self.start) as u32)
     }
 }
 
@@ -244,13 +235,14 @@ fn step(layout: &PythonLayout, state: &mut WalkState, mem: &impl ReadMem) -> boo
     if state.next == 0 {
         return false;
     }
-    if !state.load(layout, mem) {
+    let Some(at) = state.load(layout, mem) else {
         state.flags |= u32::from(stack_flag::FAULT);
         return false;
-    }
-    let shim = layout.shim_owner != 0 && state.field_u8(layout.frame_owner) >= layout.shim_owner;
+    };
+    let owner: u8 = state.field(at, layout.frame_owner);
+    let shim = layout.shim_owner != 0 && owner >= layout.shim_owner;
     if !shim {
-        let code = untagged(state.word(layout.frame_code));
+        let code = untagged(state.field(at, layout.frame_code));
         if code == state.boundary && code != 0 {
             state.flags |= u32::from(stack_flag::BOUNDARY);
             return false;
@@ -260,12 +252,12 @@ fn step(layout: &PythonLayout, state: &mut WalkState, mem: &impl ReadMem) -> boo
             return false;
         }
         let instruction = if layout.instruction == instruction_kind::POINTER {
-            state.word(layout.frame_instruction)
+            state.field(at, layout.frame_instruction)
         } else {
-            u64::from(state.field_u32(layout.frame_instruction))
+            u64::from(state.field::<u32>(at, layout.frame_instruction))
         };
         // Some other field where there are no copies, and not looked at then: one branch less to verify.
-        let copy = state.field_u32(layout.frame_copy);
+        let copy = state.field(at, layout.frame_copy);
         // SAFETY: `depth` is less than the number of frames.
         unsafe {
             *state.frames.as_mut_ptr().add(depth & (MAX_FRAMES - 1)) =
@@ -274,6 +266,6 @@ fn step(layout: &PythonLayout, state: &mut WalkState, mem: &impl ReadMem) -> boo
         state.hash = mix(state.hash, code.wrapping_mul(SPREAD) ^ instruction);
         state.depth = depth as u32 + 1;
     }
-    state.next = state.word(layout.frame_previous);
+    state.next = state.field(at, layout.frame_previous);
     true
 }
