@@ -51,7 +51,7 @@ impl Pending {
     /// Takes a record, word by word: the compiler would call a function that copies bytes.
     #[inline(always)]
     pub fn set<T: Waiting>(&mut self, record: &T) {
-        const { assert!(size_of::<T>() % 8 == 0 && size_of::<T>() <= size_of::<Self>()) };
+        const { assert!(size_of::<T>().is_multiple_of(8) && size_of::<T>() <= size_of::<Self>()) };
         let (to, from) = (ptr::from_mut(self).cast::<u64>(), ptr::from_ref(record).cast::<u64>());
         for word in 0..size_of::<T>() / 8 {
             // SAFETY: both are as long, and aligned to words.

@@ -74,8 +74,8 @@ fn ends_with(name: &WireString<FILENAME_BYTES>) -> bool {
         return false;
     }
     let mut same = true;
-    for at in 0..FILE.len() {
-        same &= name.bytes[start + at] == FILE[at];
+    for (at, byte) in FILE.iter().enumerate() {
+        same &= name.bytes[start + at] == *byte;
     }
     same
 }
