@@ -133,6 +133,8 @@ pub mod stack_flag {
     pub const BUSY: u8 = 8;
     /// The frames outside IPython's `run_code`, which runs a cell, were not taken.
     pub const BOUNDARY: u8 = 16;
+    /// The stack began a backward pass of PyTorch's, which allocated on whichever thread.
+    pub const BACKWARD: u8 = 32;
 }
 
 /// Most frames of a stack that are captured; the outermost ones beyond it are dropped and the
@@ -326,6 +328,9 @@ pub struct StackRecord {
     pub flags: u32,
     /// Zero.
     pub pad: u32,
+    /// Id of the stack that goes on where this one ends, 0 for none: these frames ran inside of the backward
+    /// pass that it began.
+    pub outer: u64,
     /// Innermost frame first.
     pub frames: [StackFrame; MAX_FRAMES],
 }
@@ -399,7 +404,7 @@ plain_data! {
     CodeRecord = 32 + 24 + NAME_BYTES + QUALNAME_BYTES + FILENAME_BYTES,
     LinesRecord = 24 + LINES_CHUNK,
     StackFrame = 24,
-    StackRecord = 24 + 24 * MAX_FRAMES,
+    StackRecord = 32 + 24 * MAX_FRAMES,
     LossRecord = 24,
     ProcessRecord = 24,
     CodeFreedRecord = 16,

@@ -11,7 +11,7 @@ use tracer_common::{
         layout::{PythonLayout, entry_kind, instruction_kind},
         subinterpreters::running,
         table::{self, VERSIONS},
-        walk::{RawFrame, WalkState, thread_state, walk},
+        walk::{RawFrame, WalkState, innermost, thread_state, walk},
     },
     wire::{
         CodeRecord, LINES_CHUNK, LinesRecord, MAX_FRAMES, RecordHeader, WireString, stack_flag,
@@ -239,11 +239,36 @@ proptest! {
         let mut frames = frames;
         frames[at] = Made { code: CODES, shim: false, ..frames[at] };
         let mut state = WalkState::new(1);
-        state.reset(1, CODES);
+        state.reset(1, CODES, 0);
         let memory = lay_out(layout, &frames, None);
         walk(layout, TSTATE, &mut state, &memory);
         prop_assert_eq!(found(layout, &state, &memory), expected(layout, &frames[..at]));
         prop_assert_eq!(state.flags, u32::from(stack_flag::BOUNDARY));
+    }
+
+    /// The walk stops at the frame that it is told, if that is one of the stack.
+    #[test]
+    fn a_frame_and_what_is_outside_are_left_out(
+        layout in version(),
+        frames in prop::collection::vec(made(), 1..60),
+        at in any::<prop::sample::Index>(),
+    ) {
+        let at = at.index(frames.len());
+        let memory = lay_out(layout, &frames, None);
+        let mut state = WalkState::new(1);
+        let mut frame = innermost(layout, TSTATE, &memory).unwrap();
+        for _ in 0..at {
+            frame = memory.read_u64(frame + u64::from(layout.frame_previous)).unwrap();
+        }
+        state.reset(1, 0, frame);
+        walk(layout, TSTATE, &mut state, &memory);
+        let inside = expected(layout, &frames[..at]);
+        let nothing = if inside.is_empty() { stack_flag::NO_PYTHON } else { 0 };
+        prop_assert_eq!(found(layout, &state, &memory), inside);
+        prop_assert_eq!(state.flags, u32::from(nothing));
+        state.reset(1, 0, 8);
+        walk(layout, TSTATE, &mut state, &memory);
+        prop_assert_eq!(found(layout, &state, &memory), expected(layout, &frames));
     }
 
     /// Stacks that differ in one place have different hashes, and the seed counts.

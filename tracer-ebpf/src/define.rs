@@ -95,6 +95,7 @@ fn finish(target: &Target, scratch: &mut Scratch) {
         scratch.stack.stack = stack;
         scratch.stack.flags = scratch.walk.flags;
         scratch.stack.pad = 0;
+        scratch.stack.outer = scratch.outer;
         let size = StackRecord::FIXED_SIZE + depth * size_of::<StackFrame>();
         let is_sent = emit::front(tgid, Class::Definition, &scratch.stack, size);
         if is_sent && scratch.cursor.incomplete == 0 {

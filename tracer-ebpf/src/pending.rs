@@ -68,6 +68,8 @@ impl Pending {
                 tag::BLOCK => emit::record(tgid, Class::Event, &self.block),
                 tag::CALL => emit::record(tgid, Class::Event, &self.call),
                 tag::CELL => emit::record(tgid, Class::Definition, &self.cell),
+                // Its stack was all that was wanted.
+                tag::STACK => return,
                 _ => emit::record(tgid, Class::Event, &self.event),
             }
         };
@@ -87,6 +89,8 @@ unsafe impl Waiting for BlockEvent {}
 unsafe impl Waiting for CallEvent {}
 // SAFETY: they are.
 unsafe impl Waiting for CellRecord {}
+// SAFETY: they are.
+unsafe impl Waiting for MemoryEvent {}
 
 /// An event that begins with a [`MemoryEvent`].
 pub trait Event: Waiting {

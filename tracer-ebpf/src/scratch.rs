@@ -23,6 +23,8 @@ pub struct Scratch {
     thread: u64,
     /// A record that waits for its stack.
     pub pending: Pending,
+    /// Id of the stack that goes on where the walk ends, 0 for none.
+    pub outer: u64,
     /// The walk and its result.
     pub walk: WalkState,
     /// Where a definition stands.

@@ -49,6 +49,8 @@ pub struct WalkState {
     pub flags: u32,
     /// Code object of the function that the walk stops at, 0 for none.
     boundary: u64,
+    /// Address of the frame that it stops at, 0 for none.
+    stop: u64,
     /// Address of the next frame.
     next: u64,
     /// Address of the memory in the window.
@@ -72,6 +74,7 @@ impl WalkState {
             depth: 0,
             flags: 0,
             boundary: 0,
+            stop: 0,
             next: 0,
             start: 0,
             filled: 0,
@@ -82,13 +85,14 @@ impl WalkState {
     }
 
     /// Makes the state ready for another walk, which stops at the function with the code object at
-    /// `boundary`, unless that is 0.
+    /// `boundary`, and at the frame at `stop`, unless these are 0.
     #[inline(always)]
-    pub fn reset(&mut self, seed: u64, boundary: u64) {
+    pub fn reset(&mut self, seed: u64, boundary: u64, stop: u64) {
         self.hash = seed;
         self.depth = 0;
         self.flags = 0;
         self.boundary = boundary;
+        self.stop = stop;
         self.next = 0;
         self.filled = 0;
     }
@@ -110,6 +114,12 @@ impl WalkState {
         // SAFETY: both are masked, and the window is as long as both together; fields are integers of a power
         // of two of bytes, which the mask aligns.
         unsafe { *self.window.as_ptr().byte_add(at).byte_add(offset).cast::<T>() }
+    }
+
+    /// Whether the walk has come to where it was to stop: at a frame, or where there is no further one.
+    #[inline(always)]
+    pub fn is_at_end(&self) -> bool {
+        self.next == self.stop
     }
 
     /// Puts the next frame into the window, unless it is there already, and says where; `None` if it cannot be
@@ -221,7 +231,7 @@ pub fn walk(layout: &PythonLayout, tstate: u64, state: &mut WalkState, mem: &imp
         }
     }
     let ended = u32::from(stack_flag::FAULT | stack_flag::BOUNDARY);
-    if state.next != 0 && state.flags & ended == 0 {
+    if state.next != 0 && !state.is_at_end() && state.flags & ended == 0 {
         state.flags |= u32::from(stack_flag::TRUNCATED);
     }
     if state.depth == 0 && state.flags == 0 {
@@ -232,7 +242,7 @@ pub fn walk(layout: &PythonLayout, tstate: u64, state: &mut WalkState, mem: &imp
 /// Looks at one frame; `false` when the walk is over.
 #[inline(always)]
 fn step(layout: &PythonLayout, state: &mut WalkState, mem: &impl ReadMem) -> bool {
-    if state.next == 0 {
+    if state.next == 0 || state.is_at_end() {
         return false;
     }
     let Some(at) = state.load(layout, mem) else {

@@ -1,5 +1,6 @@
 //! One program per entry point.
 
+pub mod autograd;
 mod cell;
 mod cupy;
 mod driver;

@@ -488,13 +488,14 @@ impl Aggregator {
         for ((key, caller), totals) in merged {
             let (frames, note) = self.stack(process, key.stack);
             let caller = caller.map(ToString::to_string);
-            let content = (key.level, key.device, caller, frames, note);
+            let backward_pass = self.naming.is_backward(key.stack);
+            let content = (key.level, key.device, caller, frames, note, backward_pass);
             by_content.entry(content).or_insert((key, SiteTotals::default())).1.merge(&totals);
         }
         let mut sites: Vec<Site> = by_content
             .into_iter()
-            .map(|((.., caller, frames, note), (key, totals))| {
-                site(&key, caller, frames, note, &totals, seconds)
+            .map(|((.., caller, frames, note, backward_pass), (key, totals))| {
+                site(&key, caller, frames, note, backward_pass, &totals, seconds)
             })
             .collect();
         sites.sort_by(|a, b| {
@@ -516,7 +517,10 @@ impl Aggregator {
     ) -> Failure {
         let (frames, frames_note) = self.stack(process, failure.stack);
         // Pools come first.
-        let site = sites.iter().find(|site| site.frames == frames && !frames.is_empty());
+        let backward_pass = self.naming.is_backward(failure.stack);
+        let site = sites.iter().find(|site| {
+            site.frames == frames && site.backward_pass == backward_pass && !frames.is_empty()
+        });
         Failure {
             time_s: seconds(failure.time_ns),
             call: failure.call.to_owned(),
@@ -530,6 +534,7 @@ impl Aggregator {
             site: site.map(|site| site.id.clone()),
             frames,
             frames_note,
+            backward_pass,
         }
     }
 
@@ -542,19 +547,21 @@ impl Aggregator {
     }
 }
 
-/// What makes a site in a report: level, device, caller, frames and their note.
-type Content = (Level, Option<Device>, Option<String>, Vec<Frame>, Option<String>);
+/// What makes a site in a report: level, device, caller, frames and their note, and whether a backward pass
+/// that they began allocated.
+type Content = (Level, Option<Device>, Option<String>, Vec<Frame>, Option<String>, bool);
 
 fn site(
     key: &SiteKey,
     caller: Option<String>,
     frames: Vec<Frame>,
     note: Option<String>,
+    backward_pass: bool,
     totals: &SiteTotals,
     seconds: &dyn Fn(u64) -> f64,
 ) -> Site {
     Site {
-        id: site_id::site_id(key, caller.as_deref(), &frames, note.as_deref()),
+        id: site_id::site_id(key, caller.as_deref(), &frames, note.as_deref(), backward_pass),
         level: key.level,
         device: key.device,
         caller,
@@ -572,6 +579,7 @@ fn site(
         hint: None,
         frames,
         frames_note: note,
+        backward_pass,
     }
 }
 

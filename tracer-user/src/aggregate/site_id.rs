@@ -12,12 +12,14 @@ pub(super) fn site_id(
     caller: Option<&str>,
     frames: &[Frame],
     note: Option<&str>,
+    backward_pass: bool,
 ) -> String {
     let mut hasher = FxHasher::default();
     key.level.name().hash(&mut hasher);
     key.device.hash(&mut hasher);
     caller.hash(&mut hasher);
     note.hash(&mut hasher);
+    backward_pass.hash(&mut hasher);
     for frame in frames {
         frame.function.hash(&mut hasher);
         frame.qualified_name.hash(&mut hasher);

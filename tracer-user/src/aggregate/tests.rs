@@ -148,6 +148,8 @@ fn a_long_life_is_remembered_by_what_it_holds() {
             stack: StackId(number),
             truncated: false,
             faulted: false,
+            backward: false,
+            outer: None,
             frames: vec![StackFrame { code: Some(CodeId(number)), instruction: 0 }],
         }));
         call(&mut core, number, "cuMemAlloc_v2", Phase::Done);

@@ -33,6 +33,12 @@ pub enum Program {
     /// PyTorch's trace of requests and segments, and what it tells: bits of
     /// [`tracer_common::wire::trace_facts`].
     TorchTrace(u64),
+    /// A backward pass of PyTorch's begins.
+    BackwardBegins,
+    /// A thread takes up a node of it.
+    BackwardNode,
+    /// It is over: an instruction of the function that returns.
+    BackwardEnds,
     /// The end of a tensor in host memory.
     TorchCpuDelete,
     /// CPython's `code_dealloc`.
@@ -65,7 +71,7 @@ pub(super) const PROGRAMS: &str = "PROGRAMS";
 pub(super) const DEFINE: (u32, &str) = (0, "define_stack");
 
 /// The names of all programs on functions, and of what they go on to.
-pub(super) const UPROBES: [&str; 13] = [
+pub(super) const UPROBES: [&str; 16] = [
     "driver_entry",
     "driver_return",
     "runtime_entry",
@@ -74,6 +80,9 @@ pub(super) const UPROBES: [&str; 13] = [
     "pool_entry",
     "pool_result",
     "torch_trace",
+    "backward_begins",
+    "backward_node",
+    "backward_ends",
     "torch_cpu_delete",
     "code_dealloc",
     "cell_starts",
@@ -92,6 +101,9 @@ impl Program {
             Self::PoolEntry(_) => "pool_entry",
             Self::PoolReturn(_) | Self::PoolExit(_) => "pool_result",
             Self::TorchTrace(_) => "torch_trace",
+            Self::BackwardBegins => "backward_begins",
+            Self::BackwardNode => "backward_node",
+            Self::BackwardEnds => "backward_ends",
             Self::TorchCpuDelete => "torch_cpu_delete",
             Self::CodeDealloc => "code_dealloc",
             Self::CellStarts => "cell_starts",

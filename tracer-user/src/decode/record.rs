@@ -155,6 +155,10 @@ pub struct StackDefinition {
     pub truncated: bool,
     /// Outer frames are missing: memory was not resident.
     pub faulted: bool,
+    /// It began a backward pass, which allocated.
+    pub backward: bool,
+    /// The stack that goes on where this one ends.
+    pub outer: Option<StackId>,
     /// Innermost first.
     pub frames: Vec<StackFrame>,
 }
@@ -369,6 +373,7 @@ fn stack(pid: Pid, bytes: &[u8], depth: u16) -> Result<StackDefinition, DecodeEr
     let fixed = bytes.get(..StackRecord::FIXED_SIZE).ok_or(short.clone())?;
     let id: u64 = read(&fixed[core::mem::offset_of!(StackRecord, stack)..], tag::STACK)?;
     let flags: u32 = read(&fixed[core::mem::offset_of!(StackRecord, flags)..], tag::STACK)?;
+    let outer: u64 = read(&fixed[core::mem::offset_of!(StackRecord, outer)..], tag::STACK)?;
     let frames = bytes
         .get(StackRecord::FIXED_SIZE..)
         .and_then(|rest| rest.get(..depth * size_of::<WireFrame>()))
@@ -388,6 +393,8 @@ fn stack(pid: Pid, bytes: &[u8], depth: u16) -> Result<StackDefinition, DecodeEr
         stack: StackId(id),
         truncated: flags & u32::from(stack_flag::TRUNCATED) != 0,
         faulted: flags & u32::from(stack_flag::FAULT) != 0,
+        backward: flags & u32::from(stack_flag::BACKWARD) != 0,
+        outer: (outer != 0).then_some(StackId(outer)),
         frames,
     })
 }

@@ -149,14 +149,16 @@ fn a_stack_is_as_long_as_it_says() {
     let mut stack = StackRecord {
         header: header(tag::STACK, 2),
         stack: 5,
-        flags: u32::from(stack_flag::TRUNCATED),
+        flags: u32::from(stack_flag::TRUNCATED | stack_flag::BACKWARD),
         pad: 0,
+        outer: 7,
         frames: [WireFrame { code: 0, address: 0, instruction: 0, pad: 0 }; MAX_FRAMES],
     };
     stack.frames[0] = WireFrame { code: 1, address: 2, instruction: 4, pad: 0 };
     let sent = StackRecord::FIXED_SIZE + 2 * size_of::<WireFrame>();
     let Ok(Record::Stack(found)) = decode(&bytes_of(&stack)[..sent]) else { panic!() };
     assert_eq!((found.stack, found.truncated, found.faulted), (StackId(5), true, false));
+    assert_eq!((found.backward, found.outer), (true, Some(StackId(7))));
     assert_eq!(found.frames.len(), 2);
     assert_eq!(found.frames[0], StackFrame { code: Some(CodeId(1)), instruction: 4 });
     assert_eq!(found.frames[1].code, None);

@@ -212,6 +212,15 @@ impl Elf {
         if exported.len() == patterns.len() { Ok(exported) } else { self.local(patterns) }
     }
 
+    /// Looks up exported functions of which only the beginning of the name is known.
+    ///
+    /// # Errors
+    ///
+    /// [`ElfError::Read`] if the table cannot be read.
+    pub fn exported(&self, patterns: &[Pattern]) -> Result<HashMap<Pattern, Symbol>, ElfError> {
+        self.search(self.exported, patterns)
+    }
+
     fn search(
         &self,
         table: Option<Table>,

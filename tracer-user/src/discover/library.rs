@@ -30,6 +30,8 @@ pub enum LibraryKind {
     TorchC10,
     /// PyTorch's caching allocator.
     TorchCuda,
+    /// PyTorch's autograd engine.
+    TorchAutograd,
     /// TensorFlow's framework, which has its BFC allocators.
     Tensorflow,
     /// JAX's plugin for CUDA, which has its own.
@@ -54,6 +56,7 @@ impl LibraryKind {
             name if name.starts_with("onnxruntime_pybind11_state.") => Some(Self::Onnxruntime),
             "libc10.so" => Some(Self::TorchC10),
             "libc10_cuda.so" => Some(Self::TorchCuda),
+            "libtorch_cpu.so" => Some(Self::TorchAutograd),
             "xla_cuda_plugin.so" => Some(Self::Jax),
             name if name.starts_with("libtensorflow_framework.so") => Some(Self::Tensorflow),
             name if name == "libcuda.so.1" || is_driver_file(name) => Some(Self::Driver),
@@ -150,6 +153,7 @@ pub fn loadable(
     for folder in folders.unwrap_or_default() {
         consider(LibraryKind::TorchC10, folder.join("torch/lib/libc10.so"));
         consider(LibraryKind::TorchCuda, folder.join("torch/lib/libc10_cuda.so"));
+        consider(LibraryKind::TorchAutograd, folder.join("torch/lib/libtorch_cpu.so"));
         consider(LibraryKind::Driver, folder.join("torch/lib/libcuda.so.1"));
         consider(LibraryKind::Tensorflow, folder.join("tensorflow/libtensorflow_framework.so.2"));
         for version in ["xla_cuda12", "xla_cuda13"] {
@@ -346,6 +350,7 @@ mod tests {
             ("libcudart-d0da41ae.so.11.0", Some(LibraryKind::Runtime)),
             ("libcudart_static.a", None),
             ("libc10_cuda.so", Some(LibraryKind::TorchCuda)),
+            ("libtorch_cpu.so", Some(LibraryKind::TorchAutograd)),
             ("libtensorflow_framework.so.2", Some(LibraryKind::Tensorflow)),
             ("libtensorflow_cc.so.2", None),
             ("xla_cuda_plugin.so", Some(LibraryKind::Jax)),

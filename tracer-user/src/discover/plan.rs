@@ -12,6 +12,7 @@ use super::{
     entry::{ENTRY_BYTES, choose},
     library::{LibraryFile, LibraryKind},
     python::Function,
+    returns,
     symbols::{Pattern, Symbol},
     unwind,
 };
@@ -68,6 +69,12 @@ pub struct Extras {
 /// A method of the native allocator of PyTorch that no version exports; its arguments changed.
 const RECORD_TRACE: &str =
     "_ZN3c104cuda20CUDACachingAllocator6Native22DeviceCachingAllocator12record_trace";
+
+/// `torch::autograd::Engine::execute_with_graph_task`, which a backward pass runs in.
+const BACKWARD: &str = "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrI";
+
+/// `torch::autograd::Engine::evaluate_function`, which runs a node of one.
+const BACKWARD_NODE: &str = "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrI";
 
 /// `tsl::BFCAllocator::AddTraceMe(string_view, const void*, int64_t, int64_t)`; the overload with two
 /// arguments ends in it.
@@ -140,6 +147,7 @@ fn functions(kind: LibraryKind, extras: Extras) -> Vec<(&'static str, Vec<Progra
             hooks
         }
         LibraryKind::TorchCuda
+        | LibraryKind::TorchAutograd
         | LibraryKind::Tensorflow
         | LibraryKind::Jax
         | LibraryKind::Cupy
@@ -172,6 +180,7 @@ pub fn for_library(library: &LibraryFile, extras: Extras) -> (Vec<ProbeSite>, Ve
     }
     match library.kind {
         LibraryKind::TorchCuda => plan.add_native_allocator(&elf),
+        LibraryKind::TorchAutograd => plan.add_autograd(&elf),
         LibraryKind::Tensorflow => plan.add_bfc(&elf, probe::BFC_TENSORFLOW),
         LibraryKind::Jax => plan.add_bfc(&elf, probe::BFC_JAX),
         LibraryKind::Cupy => plan.add_cupy(&elf),
@@ -193,6 +202,19 @@ fn trace_calls(elf: &Elf, callee: u64) -> Option<Vec<u64>> {
     }
     Some(found)
 }
+
+/// The offsets in a function of the instructions that return; `None` if there are none, or it is too long.
+fn ends(elf: &Elf, function: &Symbol) -> Option<Vec<u64>> {
+    let length = (1..MAX_FUNCTION).contains(&function.size).then_some(function.size)?;
+    let ends = returns::returns(elf.bytes(function.address, length).ok()?);
+    (!ends.is_empty()).then_some(ends)
+}
+
+/// More bytes than the function has that runs a backward pass: 1.2 KiB.
+const MAX_FUNCTION: u64 = 64 * 1024;
+
+/// What is missed without the autograd engine.
+const NO_BACKWARD: &str = "what backward passes allocate on threads of their own has no stack";
 
 /// What is missed without `record_trace`.
 const STRIPPED: &str = "no such symbol: sizes asked for are unknown, and segments from before attach that \
@@ -243,6 +265,30 @@ impl Plan<'_> {
         }
         if calls.is_empty() {
             self.add(elf, &symbol.name, symbol.address, vec![Program::TorchTrace(facts)]);
+        }
+    }
+
+    /// PyTorch's autograd engine, whose functions are exported; their arguments changed. Either all three
+    /// places are probed or none.
+    fn add_autograd(&mut self, elf: &Elf) {
+        let [begin, node] = [BACKWARD, BACKWARD_NODE].map(Pattern::Prefix);
+        let found = match elf.exported(&[begin, node]) {
+            Ok(found) => found,
+            Err(error) => return self.miss(BACKWARD, error.to_string()),
+        };
+        let (Some(begin), Some(node)) = (found.get(&begin), found.get(&node)) else {
+            return self.miss(BACKWARD, NO_BACKWARD.into());
+        };
+        let Some(ends) = ends(elf, begin) else {
+            return self.miss(BACKWARD, format!("where it returns is not known: {NO_BACKWARD}"));
+        };
+        self.add(elf, &begin.name, begin.address, vec![Program::BackwardBegins]);
+        self.add(elf, &node.name, node.address, vec![Program::BackwardNode]);
+        for end in ends {
+            let note = format!("`ret` at +{end:#x}: it may throw, so its return is left alone");
+            let offset = elf.file_offset(begin.address.wrapping_add(end));
+            let place = offset.map(|offset| (offset, note));
+            self.add_at(&begin.name, place, vec![Program::BackwardEnds]);
         }
     }
 

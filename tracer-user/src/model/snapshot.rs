@@ -308,6 +308,9 @@ pub struct Site {
     pub frames: Vec<Frame>,
     /// Why frames are missing, if they are.
     pub frames_note: Option<String>,
+    /// Whether it was allocated by a backward pass that these frames began, on whichever thread, and not by
+    /// Python code inside of it.
+    pub backward_pass: bool,
 }
 
 /// What a frame is.
@@ -383,6 +386,8 @@ pub struct Failure {
     pub frames: Vec<Frame>,
     /// Why frames are missing, if they are.
     pub frames_note: Option<String>,
+    /// As in [`Site::backward_pass`].
+    pub backward_pass: bool,
 }
 
 impl Site {

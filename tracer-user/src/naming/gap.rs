@@ -11,6 +11,8 @@ pub(super) enum Outer {
     Truncated,
     /// Frames in memory that could not be read.
     NotResident,
+    /// Those that began the backward pass which the others are inside of.
+    Dropped,
 }
 
 impl Outer {
@@ -19,6 +21,9 @@ impl Outer {
             Self::Complete => None,
             Self::Truncated => Some("too deep: the outermost frames are missing"),
             Self::NotResident => Some("outer frames were not resident in memory"),
+            Self::Dropped => {
+                Some("what began the outer backward pass was dropped: the ring buffer was full")
+            }
         }
     }
 }

@@ -123,8 +123,9 @@ impl Locations {
 /// A stack by content.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) enum Stack {
-    /// Its frames, innermost first.
-    Taken { frames: Box<[LocationIndex]>, outer: Outer },
+    /// Its frames, innermost first; and whether it is not they that allocate, but a backward pass that they
+    /// began.
+    Taken { frames: Box<[LocationIndex]>, outer: Outer, backward: bool },
     /// None.
     Absent(Absence),
 }
@@ -137,11 +138,15 @@ impl Stack {
         }
     }
 
+    pub(super) fn is_backward(&self) -> bool {
+        matches!(self, Self::Taken { backward: true, .. })
+    }
+
     /// What is missing from it.
     pub(super) fn note(&self, locations: &Locations) -> Option<String> {
         match self {
             Self::Absent(absence) => Some(absence.note().to_owned()),
-            Self::Taken { frames, outer } => {
+            Self::Taken { frames, outer, .. } => {
                 let unnamed = frames.contains(&LocationIndex::UNKNOWN).then_some(UNNAMED);
                 let is_cut =
                     |&frame: &LocationIndex| locations.get(frame).is_some_and(|at| at.is_cut);
@@ -194,7 +199,8 @@ impl Stacks {
             free: Vec::new(),
         };
         // The first is `StackIndex::NONE`.
-        stacks.intern(Stack::Taken { frames: Box::new([]), outer: Outer::Complete });
+        let frames = Box::new([]);
+        stacks.intern(Stack::Taken { frames, outer: Outer::Complete, backward: false });
         stacks.dropped = stacks.intern(Stack::Absent(Absence::Dropped));
         stacks.forgotten = stacks.intern(Stack::Absent(Absence::Forgotten));
         stacks

@@ -11,6 +11,7 @@ mod process;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use tracer_common::wire::MAX_FRAMES;
 
 use self::{
     cell::{Began, Cells, RunId, Runs},
@@ -33,6 +34,9 @@ const MAX_ENDED: usize = 16;
 /// Stacks and runs of cells that may be new before it is looked for what can be forgotten.
 const SWEEP: usize = 8 * 1024;
 
+/// Most frames of a stack that others go on from: passes inside of passes.
+const MAX_JOINED: usize = 4 * MAX_FRAMES;
+
 /// Names of everything that was defined.
 ///
 /// Stacks are interned by content: frames are resolved to function, file and line when the stack is
@@ -43,7 +47,7 @@ const SWEEP: usize = 8 * 1024;
 /// What grows with the program that is traced, strings, places, stacks and runs of cells, is forgotten by
 /// [`Naming::sweep`] when nobody asks for it any more. What does not grow: code
 /// objects (dropped when freed, at most 65,536 a process), ids of stacks (dropped 64
-/// generations after their own) and placeholders (65,536 in all).
+/// generations after their own; those of backward passes once there are 4,096 more) and placeholders (65,536 in all).
 #[derive(Debug)]
 pub struct Naming {
     processes: FxHashMap<Pid, ProcessNames>,
@@ -162,15 +166,30 @@ impl Naming {
         }
         let process = self.processes.entry(definition.pid).or_default();
         let locations = &mut self.locations;
-        let frames = definition.frames.iter().map(|f| process.locate(f, locations)).collect();
-        let outer = if definition.truncated {
+        let mut frames: Vec<_> =
+            definition.frames.iter().map(|f| process.locate(f, locations)).collect();
+        let mut outer = if definition.truncated {
             Outer::Truncated
         } else if definition.faulted {
             Outer::NotResident
         } else {
             Outer::Complete
         };
-        let index = self.stacks.intern(Stack::Taken { frames, outer });
+        if let Some(id) = definition.outer {
+            match process.index(id).and_then(|index| self.stacks.get(index)) {
+                Some(Stack::Taken { frames: more, outer: end, .. }) => {
+                    frames.extend(more);
+                    outer = *end;
+                }
+                _ => outer = Outer::Dropped,
+            }
+        }
+        if frames.len() > MAX_JOINED {
+            frames.truncate(MAX_JOINED);
+            outer = Outer::Truncated;
+        }
+        let (frames, backward) = (frames.into_boxed_slice(), definition.backward);
+        let index = self.stacks.intern(Stack::Taken { frames, outer, backward });
         if let Some(before) = process.remember(definition.stack, index) {
             self.stacks.resolve(before, index);
         }
@@ -214,7 +233,9 @@ impl Naming {
     /// A code object is gone, and with it, some generations later, the stack ids of its process.
     pub fn free_code(&mut self, pid: Pid, code: CodeId) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            for index in process.free_code(code) {
+            let stacks = &self.stacks;
+            let is_backward = |index| stacks.get(index).is_some_and(Stack::is_backward);
+            for index in process.free_code(code, is_backward) {
                 self.stacks.resolve(index, self.stacks.dropped());
             }
         }
@@ -291,6 +312,11 @@ impl Naming {
     /// Why frames, or the names of some, are missing, if they are.
     pub fn note(&self, index: StackIndex) -> Option<String> {
         self.stacks.get(index)?.note(&self.locations)
+    }
+
+    /// Whether what allocated is a backward pass that the stack began.
+    pub fn is_backward(&self, index: StackIndex) -> bool {
+        self.stacks.get(index).is_some_and(Stack::is_backward)
     }
 
     /// The stack of everything that is not told apart any more.

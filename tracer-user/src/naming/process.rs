@@ -19,6 +19,9 @@ use crate::{
 /// Generations of stack ids that are remembered.
 pub(super) const KEPT_GENERATIONS: usize = 64;
 
+/// Older ids that are remembered, of stacks that began backward passes.
+pub(super) const KEPT_PASSES: usize = 4096;
+
 /// Code objects that are remembered. The kernel half knows 32,768 at once (`CODES`), so more than
 /// that means that records of freed ones were dropped.
 pub(super) const MAX_CODES: usize = 64 * 1024;
@@ -59,6 +62,9 @@ pub(super) struct ProcessNames {
     /// Ids by generation, the current one last. Freeing code in one process must not make another's
     /// ids old, so each process has its own.
     generations: VecDeque<Vec<StackId>>,
+    /// Ids of generations that are gone which may be in use yet, the newest last: those of the stacks that
+    /// began backward passes, however much code is freed while one lasts.
+    passes: VecDeque<StackId>,
     /// Line tables that were gone through, by code object and bytes of its table that were there: a
     /// long script allocates at thousands of places of one code object.
     indices_of_lines: VecDeque<((CodeId, usize), LineIndex)>,
@@ -76,6 +82,7 @@ impl Default for ProcessNames {
             codes: FxHashMap::default(),
             ids: FxHashMap::default(),
             generations: VecDeque::from([Vec::new()]),
+            passes: VecDeque::new(),
             indices_of_lines: VecDeque::new(),
             clock: 0,
         }
@@ -149,14 +156,23 @@ impl ProcessNames {
 
     /// The kernel half seeds stack ids with a generation that has just changed, so no id from before
     /// is handed out any more; but a thread that was in the middle of a hit may still use one, so
-    /// they are forgotten some generations later. Returns those.
-    pub(super) fn free_code(&mut self, id: CodeId) -> Vec<StackIndex> {
+    /// they are forgotten some generations later, and those that are kept, later still. Returns those.
+    pub(super) fn free_code(
+        &mut self,
+        id: CodeId,
+        is_kept: impl Fn(StackIndex) -> bool,
+    ) -> Vec<StackIndex> {
         self.codes.remove(&id);
         self.generations.push_back(Vec::new());
         if self.generations.len() <= KEPT_GENERATIONS {
             return Vec::new();
         }
         let old = self.generations.pop_front().unwrap_or_default();
+        let (kept, mut old): (Vec<_>, Vec<_>) =
+            old.into_iter().partition(|id| self.index(*id).is_some_and(&is_kept));
+        self.passes.extend(kept);
+        let over = self.passes.len().saturating_sub(KEPT_PASSES);
+        old.extend(self.passes.drain(..over));
         old.iter().filter_map(|id| self.ids.remove(id)).collect()
     }
 

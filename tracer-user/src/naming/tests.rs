@@ -1,7 +1,7 @@
 //! Names against made-up definitions.
 
 use super::{
-    process::{KEPT_GENERATIONS, MAX_CODES},
+    process::{KEPT_GENERATIONS, KEPT_PASSES, MAX_CODES},
     *,
 };
 use crate::{
@@ -30,6 +30,8 @@ fn stack(id: u64, code: u64) -> StackDefinition {
         stack: StackId(id),
         truncated: false,
         faulted: false,
+        backward: false,
+        outer: None,
         frames: vec![StackFrame { code: Some(CodeId(code)), instruction: 0 }],
     }
 }
@@ -101,6 +103,53 @@ fn freeing_code_in_one_process_leaves_the_ids_of_another() {
         naming.free_code(OTHER, CodeId(round));
     }
     assert_eq!(event(&mut naming, 100), defined);
+}
+
+/// A backward pass lasts, and a compiler that runs inside of it frees code by the thousands.
+#[test]
+fn the_stack_that_began_a_pass_outlives_code() {
+    let mut naming = Naming::new();
+    naming.define_code(code(1, "step"));
+    let plain = naming.define_stack(&stack(100, 1));
+    let pass = naming.define_stack(&StackDefinition { backward: true, ..stack(101, 1) });
+    assert_ne!(plain, pass, "what the line allocates itself is another site");
+    assert_eq!(naming.frames(plain), naming.frames(pass));
+    assert!(naming.is_backward(pass) && !naming.is_backward(plain));
+    for round in 0..10 * KEPT_GENERATIONS as u64 {
+        naming.free_code(PID, CodeId(1000 + round));
+    }
+    assert_eq!(event(&mut naming, 101), pass);
+    assert_ne!(event(&mut naming, 100), plain);
+    // One pass after the other, each in code of its own.
+    for round in 0..2 * KEPT_PASSES as u64 {
+        naming.define_code(code(2000 + round, "step"));
+        naming
+            .define_stack(&StackDefinition { backward: true, ..stack(9000 + round, 2000 + round) });
+        naming.free_code(PID, CodeId(2000 + round));
+    }
+    let (_, ids) = naming.processes[&PID].sizes();
+    assert!(ids <= KEPT_PASSES + KEPT_GENERATIONS + 1, "{ids}");
+}
+
+#[test]
+fn a_pass_inside_of_a_pass_goes_on_in_the_outer_one() {
+    let mut naming = Naming::new();
+    naming.define_code(code(1, "step"));
+    naming.define_code(code(2, "inner"));
+    naming.define_stack(&StackDefinition { backward: true, ..stack(100, 1) });
+    let within =
+        |id, outer| StackDefinition { backward: true, outer: Some(StackId(outer)), ..stack(id, 2) };
+    let inner = naming.define_stack(&within(101, 100));
+    let names = |frames: Vec<Frame>| frames.iter().map(|f| f.function.clone()).collect::<Vec<_>>();
+    assert_eq!(names(naming.frames(inner)), ["inner", "step"]);
+    assert_eq!(naming.note(inner), None);
+    let lost = naming.define_stack(&within(102, 99));
+    assert_eq!(names(naming.frames(lost)), ["inner"]);
+    assert!(naming.note(lost).unwrap().contains("dropped"));
+    naming.define_stack(&within(3000, 101));
+    let deepest = (3000..5000).map(|id| naming.define_stack(&within(id + 1, id))).last().unwrap();
+    assert_eq!(naming.frames(deepest).len(), MAX_JOINED);
+    assert!(naming.note(deepest).unwrap().contains("too deep"));
 }
 
 #[test]

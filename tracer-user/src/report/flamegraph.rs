@@ -95,7 +95,7 @@ fn colors(snapshot: &Snapshot) -> PaletteMap {
 /// The frames below those of Python.
 fn structure(process: &ProcessSnapshot) -> Vec<String> {
     let devices = process.devices.iter().map(|device| label::device(device.index));
-    let mut names = vec![folded::root(process)];
+    let mut names = vec![folded::root(process), folded::gap(label::BACKWARD_PASS)];
     names.extend([folded::BEFORE_ATTACH, folded::OTHERS].map(str::to_owned));
     names.extend(devices);
     for site in folded::holders(process) {

@@ -103,7 +103,7 @@ pub(super) fn place(site: &Site) -> String {
     }
 }
 
-/// The frame that stands for those that are missing.
+/// The frame that stands for those that are missing, or that are none of Python's.
 pub(super) fn gap(note: &str) -> String {
     format!("[{note}]")
 }
@@ -114,6 +114,7 @@ fn stack(root: &str, site: &Site, options: &Options, names: &FileNames<'_>) -> V
     stack.extend(site.frames_note.as_deref().map(gap));
     let shown = fold::shown(&site.frames, options.full_stacks);
     stack.extend(shown.rev().map(|frame| names.line(frame)));
+    stack.extend(site.backward_pass.then(|| gap(label::BACKWARD_PASS)));
     stack
 }
 

@@ -109,6 +109,9 @@ fn place(frame: &Frame, file: &str) -> String {
     }
 }
 
+/// Of memory that a backward pass allocated.
+pub(super) const BACKWARD_PASS: &str = "its backward pass";
+
 /// The name of a frame's function, with its class where known; `None` for the top of a script or of a
 /// cell (which some versions of IPython call `<cell line: 1>`).
 pub(super) fn function(frame: &Frame) -> Option<&str> {

@@ -44,6 +44,7 @@ fn site(id: &str, level: Level, device: Option<u8>, bytes: u64, frames: Vec<Fram
         hint: None,
         frames,
         frames_note: None,
+        backward_pass: false,
     }
 }
 
@@ -196,6 +197,9 @@ fn troubled() -> Snapshot {
     let mut native = site("06", Level::Pytorch, Some(0), 4096, Vec::new());
     native.frames_note = Some("native thread, no Python frame".to_owned());
     process.sites.push(native);
+    let mut pass = site("10", Level::Pytorch, Some(0), 8192, vec![frame("f", "/y.py", 1)]);
+    pass.backward_pass = true;
+    process.sites.push(pass);
     process.sites.push(site(
         "07",
         Level::Driver,
@@ -213,6 +217,7 @@ fn troubled() -> Snapshot {
         site: Some("01".to_owned()),
         frames: vec![frame("train_step", "/tmp/ipykernel_4242/3409123.py", 3)],
         frames_note: None,
+        backward_pass: false,
     };
     process.failures.extend([failure.clone(), failure.clone()]);
     let retried = Failure { bytes: 2 << 20, user_visible: Some(false), ..failure };

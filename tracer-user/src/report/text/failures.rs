@@ -40,7 +40,7 @@ fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
     let mut line = Paragraph::new(&format!("  failed at {:.1} s{times}:", first.time_s), 4);
     line.add(" ", &format!("{} of {}:", first.call, size(first.bytes)));
     line.add(" ", &first.error);
-    for word in lines::place(&first.frames, first.frames_note.as_deref()) {
+    for word in lines::place(&first.frames, first.frames_note.as_deref(), first.backward_pass) {
         line.add(" ", &word);
     }
     if let Some(file) = &first.caller {

@@ -54,7 +54,7 @@ pub(super) fn by_line<'a>(sites: impl Iterator<Item = &'a Site>) -> Vec<Line<'a>
 }
 
 fn words(site: &Site) -> Vec<String> {
-    let mut words = place(&site.frames, site.frames_note.as_deref());
+    let mut words = place(&site.frames, site.frames_note.as_deref(), site.backward_pass);
     match site.level {
         _ if is_host(site) => {}
         Level::Pytorch => words.push(format!("[{}]", label::device(site.device))),
@@ -65,11 +65,12 @@ fn words(site: &Site) -> Vec<String> {
 }
 
 /// The user's own line in a stack, and its function.
-pub(super) fn place(frames: &[Frame], note: Option<&str>) -> Vec<String> {
+pub(super) fn place(frames: &[Frame], note: Option<&str>, backward_pass: bool) -> Vec<String> {
     match (user_frame(frames).or(frames.first()), note) {
         (Some(frame), note) => {
             let mut words = vec![label::whole_place(frame)];
             words.extend(label::function(frame).map(|name| format!("in {name}")));
+            words.extend(backward_pass.then(|| format!("({})", label::BACKWARD_PASS)));
             // Why there is no line.
             words.extend(note.filter(|_| frame.line.is_none()).map(|note| format!("({note})")));
             words
