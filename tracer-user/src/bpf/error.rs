@@ -2,10 +2,13 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use aya::{EbpfError, maps::MapError, programs::ProgramError};
+use aya::{EbpfError, maps::MapError};
 use thiserror::Error;
 
 use crate::sys::kernel_release;
+
+/// What was behind it.
+pub(super) type Cause = Box<dyn Error + Send + Sync>;
 
 /// The kernel half could not be loaded.
 #[derive(Debug, Error)]
@@ -32,7 +35,7 @@ pub enum LoadError {
         kernel: String,
         /// Why.
         #[source]
-        source: Box<ProgramError>,
+        source: Cause,
     },
     /// A map could not be made or used.
     #[error("kernel refused a BPF map")]
@@ -42,7 +45,7 @@ pub enum LoadError {
     Object(&'static str),
     /// The object could not be loaded.
     #[error("cannot load the BPF object")]
-    Load(#[source] Box<EbpfError>),
+    Load(#[source] Cause),
 }
 
 impl LoadError {
@@ -57,8 +60,8 @@ impl LoadError {
         Self::Map(Box::new(error))
     }
 
-    pub(super) fn program(name: &str, error: ProgramError) -> Self {
-        Self::Program { name: name.to_owned(), kernel: kernel_release(), source: Box::new(error) }
+    pub(super) fn program(name: &str, error: impl Into<Cause>) -> Self {
+        Self::Program { name: name.to_owned(), kernel: kernel_release(), source: error.into() }
     }
 
     /// Whether a privilege or a kernel feature is missing (exit code 3).
@@ -74,7 +77,7 @@ pub struct AttachError {
     pub(super) path: PathBuf,
     pub(super) offset: u64,
     #[source]
-    pub(super) source: Box<dyn Error + Send + Sync>,
+    pub(super) source: Cause,
 }
 
 const BPF_MAP_CREATE: libc::c_long = 0;

@@ -132,8 +132,8 @@ impl Kernel {
             .map_err(LoadError::from_aya)?;
         let log = if options.log { aya_log::EbpfLogger::init(&mut ebpf).ok() } else { None };
 
-        let multi = match MultiPrograms::load(OBJECT, &ebpf, &UPROBES) {
-            Ok(programs) => Some(programs),
+        let multi = match multi::check_links() {
+            Ok(()) => Some(MultiPrograms::load(OBJECT, &ebpf, &UPROBES)?),
             Err(error) => {
                 tracing::debug!("each probe is attached by itself: {error}");
                 None
@@ -168,7 +168,7 @@ impl Kernel {
         if kernel.multi.is_none() {
             let (index, name) = DEFINE;
             let define = kernel.uprobe(name)?.fd().map_err(|e| LoadError::program(name, e))?;
-            let define = define.try_clone().map_err(|e| LoadError::program(name, e.into()))?;
+            let define = define.try_clone().map_err(|e| LoadError::program(name, e))?;
             // The kernel empties such a map once nobody outside has it: it stays with the others.
             let map = kernel.ebpf.map_mut(PROGRAMS).ok_or(LoadError::Object(PROGRAMS))?;
             let mut programs = ProgramArray::try_from(map).map_err(LoadError::map)?;

@@ -28,7 +28,7 @@ use aya_obj::{
 };
 
 use super::{
-    Place, Program,
+    LoadError, Place, Program,
     attach::in_parallel,
     program::{DEFINE, PROGRAMS},
 };
@@ -39,31 +39,25 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 pub(super) struct MultiPrograms(HashMap<&'static str, OwnedFd>);
 
 impl MultiPrograms {
-    /// Loads programs of the object that `ebpf` was made from.
+    /// Loads programs of the object that `ebpf` was made from, on a kernel that has such links
+    /// ([`check_links`]).
     ///
     /// # Errors
     ///
-    /// When the kernel has no such links, among other things.
-    pub fn load(object: &[u8], ebpf: &Ebpf, names: &[&'static str]) -> Result<Self> {
-        check_links()?;
-        let mut object = Object::parse(object)?;
-        let sections = object.functions.keys().map(|(section, _)| *section).collect();
-        let maps = mem::take(&mut object.maps);
-        let loaded =
-            ebpf.maps().filter_map(|(name, map)| Some((name, descriptor(map)?, maps.get(name)?)));
-        object
-            .relocate_maps(loaded.map(|(name, fd, map)| (name, fd.as_raw_fd(), map)), &sections)?;
-        object.relocate_calls(&sections)?;
+    /// When the kernel refuses one, or the object is not what it should be.
+    pub fn load(object: &[u8], ebpf: &Ebpf, names: &[&'static str]) -> Result<Self, LoadError> {
+        let object = relocated(object, ebpf).map_err(LoadError::Load)?;
         // The verifier takes its time, but takes several programs at once.
         let programs = in_parallel(names.to_vec(), |name| {
-            let program =
-                object.programs.get(name).ok_or_else(|| format!("no program `{name}`"))?;
+            let program = object.programs.get(name).ok_or(LoadError::Object(name))?;
             let code = &object.functions[&program.function_key()].instructions;
-            Ok((name, load(name, code, &program.license)?))
+            let program = load(name, code, &program.license);
+            program.map(|fd| (name, fd)).map_err(|error| LoadError::program(name, error))
         });
-        let programs: HashMap<_, _> = programs.into_iter().collect::<Result<_>>()?;
-        let array = ebpf.map(PROGRAMS).and_then(descriptor).ok_or("no map of programs")?;
-        put(array, DEFINE.0, programs.get(DEFINE.1).ok_or("no program that defines stacks")?)?;
+        let programs: HashMap<_, _> = programs.into_iter().collect::<Result<_, _>>()?;
+        let array = ebpf.map(PROGRAMS).and_then(descriptor).ok_or(LoadError::Object(PROGRAMS))?;
+        let define = programs.get(DEFINE.1).ok_or(LoadError::Object(DEFINE.1))?;
+        put(array, DEFINE.0, define).map_err(|error| LoadError::program(DEFINE.1, error))?;
         Ok(Self(programs))
     }
 
@@ -86,11 +80,23 @@ impl MultiPrograms {
     }
 }
 
+/// The object once more, on top of the maps that were made for it.
+fn relocated(object: &[u8], ebpf: &Ebpf) -> Result<Object> {
+    let mut object = Object::parse(object)?;
+    let sections = object.functions.keys().map(|(section, _)| *section).collect();
+    let maps = mem::take(&mut object.maps);
+    let loaded =
+        ebpf.maps().filter_map(|(name, map)| Some((name, descriptor(map)?, maps.get(name)?)));
+    object.relocate_maps(loaded.map(|(name, fd, map)| (name, fd.as_raw_fd(), map)), &sections)?;
+    object.relocate_calls(&sections)?;
+    Ok(object)
+}
+
 /// Whether the kernel has such links, and has them right.
 ///
 /// Those of kernels before 6.10 that are meant for one process are for one thread. Since that was put right
 /// a pid that cannot be is refused before anything else, and a file that cannot be only later.
-fn check_links() -> Result<()> {
+pub(super) fn check_links() -> Result<()> {
     // Loading ours is slow where the verifier is.
     let program = load("nothing", &[instruction(MOV, 0), instruction(EXIT, 0)], c"GPL")?;
     let folder = Place { program: Program::CodeDealloc, path: "/".into(), offset: 0 };
