@@ -10,10 +10,9 @@ use std::{
 };
 
 use object::{
-    Endianness, Object as _, ObjectSection as _, ObjectSegment as _, ReadCache, ReadRef as _,
-    SegmentFlags,
-    elf::{FileHeader64, PF_X, SHT_DYNSYM, SHT_SYMTAB},
-    read::elf::{ElfFile, SectionHeader as _},
+    Endianness, ReadCache, ReadRef as _,
+    elf::{ELF_NOTE_GNU, FileHeader64, NT_GNU_BUILD_ID, PF_X, PT_LOAD, SHT_DYNSYM, SHT_SYMTAB},
+    read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _, SectionTable},
 };
 use rustc_hash::FxHasher;
 use thiserror::Error;
@@ -68,13 +67,34 @@ fn made_up_identity(file: &File) -> io::Result<Vec<u8>> {
     Ok([size.to_be_bytes(), hasher.finish().to_be_bytes()].concat())
 }
 
+/// The headers of a file's sections.
+type Sections<'a> = SectionTable<'a, FileHeader64<Endianness>, &'a ReadCache<File>>;
+
+/// Sections of a file that is looked at; one with a section for each of its functions has fewer.
+const MAX_SECTIONS: usize = 1 << 18;
+
+/// Bytes of a section of notes that is looked into.
+const MAX_NOTES: u64 = 1 << 16;
+
+/// The build id, if the file has one.
+fn build_id<'a>(
+    sections: &Sections<'a>,
+    endian: Endianness,
+    file: &'a ReadCache<File>,
+) -> Option<&'a [u8]> {
+    let small = sections.iter().filter(|section| section.sh_size(endian) <= MAX_NOTES);
+    small.filter_map(|section| section.notes(endian, file).ok().flatten()).find_map(|mut notes| {
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == ELF_NOTE_GNU && note.n_type(endian) == NT_GNU_BUILD_ID {
+                return Some(note.desc());
+            }
+        }
+        None
+    })
+}
+
 /// The table of this kind, if the file has one.
-fn table<'a>(
-    elf: &ElfFile<'a, FileHeader64<Endianness>, &'a ReadCache<File>>,
-    kind: u32,
-) -> Option<Table> {
-    let endian = elf.endian();
-    let sections = elf.elf_section_table();
+fn table(sections: &Sections<'_>, endian: Endianness, kind: u32) -> Option<Table> {
     let range = |(offset, size)| Range { offset, size };
     let symbols = sections.iter().find(|section| section.sh_type(endian) == kind)?;
     let strings = sections.section(symbols.link(endian)).ok()?;
@@ -126,36 +146,58 @@ impl Elf {
     /// [`ElfError`] if it cannot be read or is malformed.
     pub fn open(path: &Path, names: &[&'static str]) -> Result<Self, ElfError> {
         let read = |source| ElfError::Read { path: path.to_owned(), source };
+        let mut elf = Self::of(open_regular(path).map_err(read)?, path)?;
+        let patterns: Vec<Pattern> = names.iter().copied().map(Pattern::Exact).collect();
+        elf.symbols = elf.search(elf.exported, &patterns)?;
+        Ok(elf)
+    }
+
+    /// The same of an open file, for no symbols; `path` is only for messages.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn of(file: File, path: &Path) -> Result<Self, ElfError> {
+        let read = |source| ElfError::Read { path: path.to_owned(), source };
         let malformed = |source| ElfError::Malformed { path: path.to_owned(), source };
-        let file = open_regular(path).map_err(read)?;
         let cache = ReadCache::new(file.try_clone().map_err(read)?);
-        let elf: ElfFile<'_, FileHeader64<Endianness>, _> =
-            ElfFile::parse(&cache).map_err(malformed)?;
-        let segments = elf
-            .segments()
+        // Not as an `ElfFile`, which reads whole symbol tables into memory.
+        let header = FileHeader64::<Endianness>::parse(&cache).map_err(malformed)?;
+        let endian = header.endian().map_err(malformed)?;
+        let sections_in_all = header.shnum(endian, &cache).map_err(malformed)?;
+        if sections_in_all > MAX_SECTIONS {
+            let source = io::Error::other(format!("it has {sections_in_all} sections"));
+            return Err(read(source));
+        }
+        let segments = header.program_headers(endian, &cache).map_err(malformed)?.iter();
+        let segments = segments
+            .filter(|segment| segment.p_type(endian) == PT_LOAD)
             .map(|segment| {
-                let (offset, file_size) = segment.file_range();
+                let (offset, file_size) = segment.file_range(endian);
                 Segment {
-                    address: segment.address(),
+                    address: segment.p_vaddr(endian),
                     offset,
                     file_size,
-                    executable: matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & PF_X != 0),
+                    executable: segment.p_flags(endian) & PF_X != 0,
                 }
             })
             .collect();
-        let sections = elf
-            .sections()
+        let table_of_sections = header.sections(endian, &cache).map_err(malformed)?;
+        let sections = table_of_sections
+            .iter()
             .filter_map(|section| {
-                let (offset, size) = section.file_range()?;
-                Some((section.name().ok()?.to_owned(), (section.address(), Range { offset, size })))
+                let (offset, size) = section.file_range(endian)?;
+                let name = table_of_sections.section_name(endian, section).ok()?;
+                let name = String::from_utf8(name.to_owned()).ok()?;
+                Some((name, (section.sh_addr(endian), Range { offset, size })))
             })
             .collect();
-        let identity = match elf.build_id() {
-            Ok(Some(id)) => id.to_vec(),
-            _ => made_up_identity(&file).map_err(read)?,
+        let identity = match build_id(&table_of_sections, endian, &cache) {
+            Some(id) => id.to_vec(),
+            None => made_up_identity(&file).map_err(read)?,
         };
-        let tables = [SHT_DYNSYM, SHT_SYMTAB].map(|kind| table(&elf, kind));
-        let mut elf = Self {
+        let tables = [SHT_DYNSYM, SHT_SYMTAB].map(|kind| table(&table_of_sections, endian, kind));
+        Ok(Self {
             path: path.to_owned(),
             file,
             cache,
@@ -165,10 +207,22 @@ impl Elf {
             exported: tables[0],
             local: tables[1],
             identity,
-        };
-        let patterns: Vec<Pattern> = names.iter().copied().map(Pattern::Exact).collect();
-        elf.symbols = elf.search(tables[0], &patterns)?;
-        Ok(elf)
+        })
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its symbol tables, that of all symbols first, if it was not stripped of it.
+    pub(super) fn tables(&self) -> impl Iterator<Item = Table> {
+        [self.local, self.exported].into_iter().flatten()
+    }
+
+    /// That it cannot be read.
+    pub(super) fn unreadable(&self, source: io::Error) -> ElfError {
+        ElfError::Read { path: self.path.clone(), source }
     }
 
     /// Looks up functions that the library has, exported or not, unless it was stripped of their names.
@@ -275,6 +329,14 @@ impl Elf {
         self.segments.iter().find_map(|segment| {
             let into = address.checked_sub(segment.address)?;
             (into < segment.file_size).then(|| segment.offset.checked_add(into))?
+        })
+    }
+
+    /// Virtual address of the code at an offset in the file.
+    pub fn code_address(&self, offset: u64) -> Option<u64> {
+        self.segments.iter().filter(|segment| segment.executable).find_map(|segment| {
+            let into = offset.checked_sub(segment.offset)?;
+            (into < segment.file_size).then(|| segment.address.checked_add(into))?
         })
     }
 

@@ -31,6 +31,8 @@ pub struct MappedFile {
     pub path: PathBuf,
     /// A path that opens exactly this file, in whatever mount namespace it lies.
     pub open_path: PathBuf,
+    /// The device that it lies on, as the kernel's list of mappings has it: major and minor number.
+    pub device: u64,
     /// Inode; unique in its file system.
     pub inode: u64,
     /// Its ranges, by address.
@@ -62,12 +64,13 @@ pub fn mapped_files(pid: Pid) -> Result<Vec<MappedFile>, ProcessError> {
         _ => ProcessError::Unreadable { path, source },
     })?;
     let mut files: Vec<MappedFile> = Vec::new();
-    let mut known: HashMap<(Vec<u8>, u64), usize> = HashMap::new();
+    let mut known: HashMap<(u64, u64), usize> = HashMap::new();
     for line in text.split(|&byte| byte == b'\n').take(MAX_LINES).filter_map(parse) {
-        let index = *known.entry((line.device.to_vec(), line.inode)).or_insert_with(|| {
+        let index = *known.entry((line.device, line.inode)).or_insert_with(|| {
             files.push(MappedFile {
                 open_path: open_path(pid, &line.path, &line.range, line.inode),
                 path: line.path,
+                device: line.device,
                 inode: line.inode,
                 ranges: Vec::new(),
             });
@@ -79,16 +82,16 @@ pub fn mapped_files(pid: Pid) -> Result<Vec<MappedFile>, ProcessError> {
 }
 
 /// A line of `/proc/PID/maps` that is a file's.
-struct Line<'a> {
+struct Line {
     range: Range,
-    device: &'a [u8],
+    device: u64,
     inode: u64,
     path: PathBuf,
 }
 
 /// `start-end perms offset major:minor inode path`. Names are bytes, and whatever their owner likes;
 /// the kernel writes a newline in them as `\012`.
-fn parse(line: &[u8]) -> Option<Line<'_>> {
+fn parse(line: &[u8]) -> Option<Line> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let mut text = || std::str::from_utf8(fields.next()?).ok();
     let (start, end) = text()?.split_once('-')?;
@@ -98,7 +101,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
         executable: text()?.as_bytes().get(2) == Some(&b'x'),
         offset: u64::from_str_radix(text()?, 16).ok()?,
     };
-    let device = text()?.as_bytes();
+    let device = device_number(text()?)?;
     let inode = text()?.parse().ok().filter(|&inode| inode != 0)?;
     let path = fields.next()?;
     let path = path.get(path.iter().position(|&byte| byte != b' ')?..)?;
@@ -120,6 +123,13 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
         }
     }
     Some(Line { range, device, inode, path: OsString::from_vec(bytes).into() })
+}
+
+/// `major:minor`, hexadecimal.
+fn device_number(text: &str) -> Option<u64> {
+    let (major, minor) = text.split_once(':')?;
+    let number = |digits| u32::from_str_radix(digits, 16).ok().map(u64::from);
+    Some(number(major)? << 32 | number(minor)?)
 }
 
 /// The mapping's own link opens the very file, also one that was deleted or replaced; it needs
@@ -157,7 +167,7 @@ mod tests {
             let line = parse(&line).unwrap();
             assert_eq!(line.path.as_os_str().as_bytes(), path);
             let range = Range { start: 0x7f00, end: 0x7f10, offset: 0x1000, executable: true };
-            assert_eq!((line.range, line.device, line.inode), (range, &b"fe:01"[..], 42));
+            assert_eq!((line.range, line.device, line.inode), (range, 0xfe_0000_0001, 42));
         }
     }
 

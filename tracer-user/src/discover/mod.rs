@@ -8,6 +8,7 @@ pub mod bfc;
 mod calls;
 pub mod elf;
 pub mod entry;
+pub mod functions;
 pub mod library;
 pub mod maps;
 pub mod memory;

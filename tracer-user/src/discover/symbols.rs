@@ -9,13 +9,13 @@ use std::{collections::HashMap, fs::File, io, os::unix::fs::FileExt as _};
 use memchr::memmem::Finder;
 
 /// Bytes that are read at once.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: usize = 1 << 20;
 
 /// Longer names are cut; the longest one that is looked for is a tenth of it.
 const MAX_NAME: usize = 1024;
 
 /// Bytes of an `Elf64_Sym`.
-const SYMBOL_BYTES: usize = 24;
+pub(super) const SYMBOL_BYTES: usize = 24;
 
 /// A symbol with an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,8 +165,8 @@ fn symbol(entry: &[u8], index: u64, pattern: Pattern, name: &str) -> Option<Symb
     })
 }
 
-const SHN_UNDEF: u16 = 0;
-const STT_FUNC: u8 = 2;
+pub(super) const SHN_UNDEF: u16 = 0;
+pub(super) const STT_FUNC: u8 = 2;
 
 /// Where in the strings names begin that a pattern allows.
 fn places(
@@ -213,7 +213,7 @@ pub(super) fn windows(
     Ok(())
 }
 
-fn le_u32(bytes: &[u8]) -> u32 {
+pub(super) fn le_u32(bytes: &[u8]) -> u32 {
     bytes.try_into().map_or(0, u32::from_le_bytes)
 }
 
