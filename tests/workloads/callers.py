@@ -25,15 +25,16 @@ def main():
     tensor = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
     library = ctypes.CDLL(sys.argv[1])
     results = []
-    for function, bytes in [
-        (driver.cuMemAlloc_v2, 1 << 20),
-        (runtime.cudaMalloc, 5 << 20),
+    for call, function, bytes in [
+        (library.call, driver.cuMemAlloc_v2, 1 << 20),
+        (library.call_hidden, driver.cuMemAlloc_v2, 1 << 20),
+        (library._ZN7library5otherEPv, runtime.cudaMalloc, 4 << 20),
         # The simulator's calls another function of the runtime.
-        (runtime.cudaMallocHost, 7 << 20),
-        (runtime.cudaMalloc, 1 << 60),
+        (library.call, runtime.cudaMallocHost, 7 << 20),
+        (library._ZN7library5otherEPv, runtime.cudaMalloc, 1 << 60),
     ]:
         pointer = ctypes.c_void_p()
-        results.append(library.call(function, ctypes.byref(pointer), ctypes.c_ulong(bytes)))
+        results.append(call(function, ctypes.byref(pointer), ctypes.c_ulong(bytes)))
     print(json.dumps({"results": results, "tensor": tensor.numel()}), flush=True)
     sys.stdin.readline()
     _ctypes.dlclose(library._handle)

@@ -29,7 +29,7 @@ use crate::{
         Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tid, Tracer,
         Verdict, ending,
     },
-    naming::{HistoryPage, Naming, NotebookPage},
+    naming::{CodeFile, Function, HistoryPage, Naming, NewPlace, NotebookPage, PlaceIndex},
 };
 
 /// What is known of a process besides its memory.
@@ -226,7 +226,12 @@ impl Aggregator {
             Record::Memory(event) => {
                 self.events += 1;
                 self.naming.note_event(event.time_ns);
-                let stack = self.naming.stack(event.pid, event.stack, event.caller);
+                let names = &mut self.naming;
+                let stack = if event.failed() {
+                    names.failed_stack(event.pid, event.stack, event.asker())
+                } else {
+                    names.stack(event.pid, event.stack, event.asker())
+                };
                 if let Some(process) = self.processes.get_mut(&event.pid) {
                     process.events += 1;
                     process.ledger.apply(&event, stack);
@@ -308,9 +313,20 @@ impl Aggregator {
         }
     }
 
-    /// Code of a file that a process has mapped at a range of addresses: who calls the driver.
-    pub fn map_code(&mut self, pid: Pid, range: Range<u64>, file: &str) {
-        self.naming.map_code(pid, range, file);
+    /// Code that a process has mapped at a range of addresses, from an offset in a file on: who calls
+    /// the driver.
+    pub fn map_code(&mut self, pid: Pid, range: Range<u64>, file: &CodeFile, offset: u64) {
+        self.naming.map_code(pid, range, file, offset);
+    }
+
+    /// Places that have called the driver for the first time since it was last asked.
+    pub fn take_new_places(&mut self) -> Vec<NewPlace> {
+        self.naming.take_new_places()
+    }
+
+    /// What was found at a place.
+    pub fn name_place(&mut self, place: PlaceIndex, function: Function<'_>) {
+        self.naming.name_place(place, function);
     }
 
     /// Code that is in no file.
@@ -477,25 +493,31 @@ impl Aggregator {
     /// the same bytes), most live bytes first; equal ones by total and id, so that the order is
     /// always the same.
     fn sites(&self, process: &Process, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
-        let mut merged: FxHashMap<(SiteKey, Option<&Arc<str>>), SiteTotals> = FxHashMap::default();
+        let mut merged: FxHashMap<(SiteKey, Option<&Arc<str>>), Called> = FxHashMap::default();
         for (key, totals) in process.ledger.sites() {
             let caller = self.naming.caller(key.stack);
+            let functions = self.naming.caller_functions(key.stack);
             let key = SiteKey { stack: self.naming.merged(key.stack), ..*key };
-            merged.entry((key, caller)).or_default().merge(totals);
+            let site = merged.entry((key, caller)).or_default();
+            site.0.merge(totals);
+            site.1.extend(functions);
         }
         // What is told apart while it is captured may turn out to be the same: two pieces of one run.
-        let mut by_content: FxHashMap<Content, (SiteKey, SiteTotals)> = FxHashMap::default();
-        for ((key, caller), totals) in merged {
+        let mut by_content: FxHashMap<Content, (SiteKey, Called)> = FxHashMap::default();
+        for ((key, caller), (totals, functions)) in merged {
             let (frames, note) = self.stack(process, key.stack);
             let caller = caller.map(ToString::to_string);
             let backward_pass = self.naming.is_backward(key.stack);
             let content = (key.level, key.device, caller, frames, note, backward_pass);
-            by_content.entry(content).or_insert((key, SiteTotals::default())).1.merge(&totals);
+            let (_, site) = by_content.entry(content).or_insert((key, Called::default()));
+            site.0.merge(&totals);
+            site.1.extend(functions);
         }
         let mut sites: Vec<Site> = by_content
             .into_iter()
-            .map(|((.., caller, frames, note, backward_pass), (key, totals))| {
-                site(&key, caller, frames, note, backward_pass, &totals, seconds)
+            .map(|((.., caller, frames, note, backward_pass), (key, (totals, functions)))| Site {
+                caller_functions: functions.iter().map(ToString::to_string).collect(),
+                ..site(&key, caller, frames, note, backward_pass, &totals, seconds)
             })
             .collect();
         sites.sort_by(|a, b| {
@@ -531,6 +553,11 @@ impl Aggregator {
                 .into_owned(),
             user_visible: failure.user_visible,
             caller: self.naming.caller(failure.stack).map(ToString::to_string),
+            caller_function: self
+                .naming
+                .caller_functions(failure.stack)
+                .first()
+                .map(ToString::to_string),
             site: site.map(|site| site.id.clone()),
             frames,
             frames_note,
@@ -546,6 +573,9 @@ impl Aggregator {
         (frames, note)
     }
 }
+
+/// Totals of a site, and the functions of its caller.
+type Called = (SiteTotals, BTreeSet<Arc<str>>);
 
 /// What makes a site in a report: level, device, caller, frames and their note, and whether a backward pass
 /// that they began allocated.
@@ -565,6 +595,7 @@ fn site(
         level: key.level,
         device: key.device,
         caller,
+        caller_functions: Vec::new(),
         live_bytes: totals.live_bytes,
         live_blocks: totals.live_blocks,
         total_bytes: totals.total_bytes,

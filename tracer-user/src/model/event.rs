@@ -1,8 +1,8 @@
 //! What the ledger is fed with: allocations and frees, decoded and typed.
 
-use tracer_common::calls::{CALLS, Call, FIRST_RUNTIME, extent, when};
+use tracer_common::calls::{CALLS, Call, FIRST_RUNTIME, extent, op, when};
 
-use super::ids::{CodeAddress, Device, DeviceAddress, Layer, Pid, PoolId, StackId, Tid};
+use super::ids::{CodeAddress, Device, DeviceAddress, Layer, Level, Pid, PoolId, StackId, Tid};
 
 /// An entry point of the CUDA driver, or of the runtime above it: its place in [`CALLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,4 +154,23 @@ pub struct AllocationEvent {
     /// Of a call of the driver, where it returns to: who called the runtime if that is between. `None`
     /// if it could not be read, and at the level of a pool.
     pub caller: Option<CodeAddress>,
+}
+
+impl AllocationEvent {
+    /// The caller of a call of the driver that asks for memory, and the level that this counts at. Who
+    /// frees is not asked.
+    pub fn asker(&self) -> Option<(Level, CodeAddress)> {
+        let EventKind::Driver { call, .. } = self.kind else { return None };
+        let level = match call.op() {
+            op::ALLOC | op::CREATE => Level::Driver,
+            op::PIN => Level::Pinned,
+            _ => return None,
+        };
+        Some((level, self.caller?))
+    }
+
+    /// Whether it is a call of the driver that has failed.
+    pub fn failed(&self) -> bool {
+        matches!(self.kind, EventKind::Driver { phase: Phase::Failed(_), .. })
+    }
 }

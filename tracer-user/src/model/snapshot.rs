@@ -279,6 +279,10 @@ pub struct Site {
     /// Name of the file whose code called the driver, or the runtime above it; `null` if not known, and
     /// at the level of a pool.
     pub caller: Option<String>,
+    /// The functions of that file that called for memory of this level from this stack, by name: 16
+    /// places in it at most. One without a symbol is where the call returns to, as a virtual address of
+    /// the file after a `+`; those that are not known are left out.
+    pub caller_functions: Vec<String>,
     /// Bytes allocated here and not freed.
     pub live_bytes: u64,
     /// Blocks allocated here and not freed.
@@ -380,6 +384,8 @@ pub struct Failure {
     pub user_visible: Option<bool>,
     /// As in [`Site::caller`].
     pub caller: Option<String>,
+    /// The function of that file that called; as in [`Site::caller_functions`].
+    pub caller_function: Option<String>,
     /// Id of the site with the same stack; `null` if nothing was ever allocated there.
     pub site: Option<String>,
     /// Innermost first.

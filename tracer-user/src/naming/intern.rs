@@ -7,8 +7,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::{
     cell::RunId,
     gap::{Absence, LINES_CUT, Outer, UNNAMED},
+    places::PlaceIndex,
 };
-use crate::model::StackIndex;
+use crate::model::{Level, StackIndex};
 
 /// Strings.
 #[derive(Debug, Default)]
@@ -165,18 +166,24 @@ enum Entry {
     Undefined,
     /// It came later, or it cannot come any more.
     Moved(StackIndex),
-    /// A stack and the file that called from it.
-    Call(StackIndex, Arc<str>),
+    /// A stack and the file that called from it, and the places in the file that did.
+    Call(StackIndex, Arc<str>, Vec<PlaceIndex>),
+    /// A call that failed, and the one place that made it.
+    Failure(StackIndex, [PlaceIndex; 1]),
     /// Nobody has this index any more.
     Free,
 }
+
+/// Places that are kept of a stack and a file: what is in one line of Python calls from few.
+const MAX_PLACES: usize = 16;
 
 /// Stacks, and placeholders of those that are not defined.
 #[derive(Debug)]
 pub(super) struct Stacks {
     entries: Vec<Entry>,
     by_content: FxHashMap<Arc<Stack>, StackIndex>,
-    by_call: FxHashMap<(StackIndex, Arc<str>), StackIndex>,
+    by_call: FxHashMap<(StackIndex, Level, Arc<str>), StackIndex>,
+    by_failure: FxHashMap<(StackIndex, PlaceIndex), StackIndex>,
     placeholders: usize,
     dropped: StackIndex,
     forgotten: StackIndex,
@@ -193,6 +200,7 @@ impl Stacks {
             entries: Vec::new(),
             by_content: FxHashMap::default(),
             by_call: FxHashMap::default(),
+            by_failure: FxHashMap::default(),
             placeholders: 0,
             dropped: StackIndex::NONE,
             forgotten: StackIndex::NONE,
@@ -216,22 +224,58 @@ impl Stacks {
         index
     }
 
-    /// A stack (a placeholder, maybe) together with the file that called from it.
-    pub(super) fn intern_call(&mut self, stack: StackIndex, file: Arc<str>) -> StackIndex {
-        let call = (stack, file);
+    /// A stack (a placeholder, maybe) together with the file that called from it for
+    /// memory of a level.
+    pub(super) fn intern_call(
+        &mut self,
+        stack: StackIndex,
+        level: Level,
+        file: Arc<str>,
+    ) -> StackIndex {
+        let call = (stack, level, file);
         if let Some(&index) = self.by_call.get(&call) {
             return index;
         }
-        let index = self.push(Entry::Call(stack, call.1.clone()));
+        let index = self.push(Entry::Call(stack, call.2.clone(), Vec::new()));
         self.by_call.insert(call, index);
+        index
+    }
+
+    /// A place of a call's file has made it.
+    pub(super) fn add_place(&mut self, call: StackIndex, place: PlaceIndex) {
+        if let Some(Entry::Call(_, _, places)) = self.entries.get_mut(call.0 as usize)
+            && !places.contains(&place)
+            && places.len() < MAX_PLACES
+        {
+            places.push(place);
+        }
+    }
+
+    /// A call together with the place that made it.
+    pub(super) fn intern_failure(&mut self, call: StackIndex, place: PlaceIndex) -> StackIndex {
+        if let Some(&index) = self.by_failure.get(&(call, place)) {
+            return index;
+        }
+        let index = self.push(Entry::Failure(call, [place]));
+        self.by_failure.insert((call, place), index);
         index
     }
 
     /// The file that called from a stack.
     pub(super) fn caller(&self, index: StackIndex) -> Option<&Arc<str>> {
-        match self.entries.get(index.0 as usize) {
-            Some(Entry::Call(_, file)) => Some(file),
+        match self.entries.get(index.0 as usize)? {
+            Entry::Call(_, file, _) => Some(file),
+            Entry::Failure(call, _) => self.caller(*call),
             _ => None,
+        }
+    }
+
+    /// The places in that file that called.
+    pub(super) fn places(&self, index: StackIndex) -> &[PlaceIndex] {
+        match self.entries.get(index.0 as usize) {
+            Some(Entry::Call(_, _, places)) => places,
+            Some(Entry::Failure(_, place)) => place,
+            _ => &[],
         }
     }
 
@@ -260,7 +304,7 @@ impl Stacks {
     pub(super) fn canonical(&self, index: StackIndex) -> StackIndex {
         match self.entries.get(index.0 as usize) {
             Some(Entry::Moved(to)) => *to,
-            Some(Entry::Call(stack, _)) => self.canonical(*stack),
+            Some(Entry::Call(stack, ..) | Entry::Failure(stack, _)) => self.canonical(*stack),
             Some(Entry::Undefined) => self.dropped,
             Some(Entry::Known(_) | Entry::Free) | None => index,
         }
@@ -301,12 +345,13 @@ impl Stacks {
             keep[at] = true;
             match &self.entries[at] {
                 Entry::Known(stack) => places.extend(stack.frames()),
-                Entry::Moved(to) | Entry::Call(to, _) => next.push(*to),
+                Entry::Moved(to) | Entry::Call(to, ..) | Entry::Failure(to, _) => next.push(*to),
                 Entry::Undefined | Entry::Free => {}
             }
         }
         self.by_content.retain(|_, index| keep[index.0 as usize]);
         self.by_call.retain(|_, index| keep[index.0 as usize]);
+        self.by_failure.retain(|_, index| keep[index.0 as usize]);
         for (at, entry) in self.entries.iter_mut().enumerate().filter(|(at, _)| !keep[*at]) {
             if !matches!(entry, Entry::Free) {
                 *entry = Entry::Free;

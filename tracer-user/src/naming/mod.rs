@@ -1,14 +1,20 @@
 //! From ids to names: code objects, their line tables, and stacks by content. Pure.
 
 mod cell;
+mod demangle;
 mod frames;
 mod gap;
 mod intern;
 mod line_table;
 mod modules;
+mod places;
 mod process;
 
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    ops::Range,
+    sync::Arc,
+};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracer_common::wire::MAX_FRAMES;
@@ -17,15 +23,17 @@ use self::{
     cell::{Began, Cells, RunId, Runs},
     gap::{Absence, Outer},
     intern::{Locations, Stack, Stacks, Strings},
+    places::Places,
     process::{Code, ProcessNames},
 };
 pub use self::{
     cell::{HistoryPage, HistoryRow, NotebookCell, NotebookPage},
     line_table::{LineIndex, LineTable, LineTableKind},
+    places::{CodeFile, Function, NewPlace, PlaceIndex},
 };
 use crate::{
     decode::{CellStart, CodeDefinition, LinesPiece, StackDefinition},
-    model::{CodeAddress, CodeId, Frame, Pid, StackIndex, StackRef},
+    model::{CodeAddress, CodeId, Frame, Level, Pid, StackIndex, StackRef},
 };
 
 /// Processes that have ended whose cells may still get their numbers.
@@ -44,10 +52,11 @@ const MAX_JOINED: usize = 4 * MAX_FRAMES;
 /// was dropped gets a placeholder, which [`Naming::merged`] leads to the right stack should the
 /// definition come later.
 ///
-/// What grows with the program that is traced, strings, places, stacks and runs of cells, is forgotten by
-/// [`Naming::sweep`] when nobody asks for it any more. What does not grow: code
+/// What grows with the program that is traced, strings, lines, stacks and runs of cells, is forgotten by
+/// [`Naming::sweep`] when nobody asks for it any more. What does not grow: files, code
 /// objects (dropped when freed, at most 65,536 a process), ids of stacks (dropped 64
-/// generations after their own; those of backward passes once there are 4,096 more) and placeholders (65,536 in all).
+/// generations after their own; those of backward passes once there are 4,096 more), placeholders (65,536 in
+/// all) and places that call the driver (16,384 in all).
 #[derive(Debug)]
 pub struct Naming {
     processes: FxHashMap<Pid, ProcessNames>,
@@ -61,6 +70,7 @@ pub struct Naming {
     ended: VecDeque<(Pid, Cells)>,
     /// What is seen now happened between these moments.
     now: Began,
+    places: Places,
 }
 
 impl Default for Naming {
@@ -81,6 +91,7 @@ impl Naming {
             swept: 0,
             ended: VecDeque::new(),
             now: Began { after: 0, before: 0 },
+            places: Places::default(),
         }
     }
 
@@ -241,10 +252,10 @@ impl Naming {
         }
     }
 
-    /// Code of a file that a process has mapped at a range of addresses.
-    pub fn map_code(&mut self, pid: Pid, range: Range<u64>, file: &str) {
-        let file = self.strings.intern(file);
-        self.processes.entry(pid).or_default().modules.map(range, file);
+    /// Code that a process has mapped at a range of addresses, from an offset in a file on.
+    pub fn map_code(&mut self, pid: Pid, range: Range<u64>, file: &CodeFile, offset: u64) {
+        let file = self.places.file(file);
+        self.processes.entry(pid).or_default().modules.map(range, file, offset);
     }
 
     /// Code that is in no file.
@@ -257,14 +268,47 @@ impl Naming {
         self.processes.get(&pid).is_some_and(|process| process.modules.is_settled(address))
     }
 
-    /// The stack of an event, together with the file that called.
-    pub fn stack(&mut self, pid: Pid, stack: StackRef, caller: Option<CodeAddress>) -> StackIndex {
-        let stack = self.python_stack(pid, stack);
-        let file = caller.and_then(|address| self.processes.get(&pid)?.modules.find(address));
-        match file {
-            Some(file) => self.stacks.intern_call(stack, file.clone()),
-            None => stack,
+    /// The stack of an event, together with the file that called. All functions of a file that call
+    /// from the same stack for memory of the same level are one: [`Naming::caller_functions`].
+    pub fn stack(
+        &mut self,
+        pid: Pid,
+        stack: StackRef,
+        caller: Option<(Level, CodeAddress)>,
+    ) -> StackIndex {
+        let (call, place) = self.call(pid, stack, caller);
+        if let Some(place) = place {
+            self.stacks.add_place(call, place);
         }
+        call
+    }
+
+    /// The stack of a call that failed, together with the one place that called.
+    pub fn failed_stack(
+        &mut self,
+        pid: Pid,
+        stack: StackRef,
+        caller: Option<(Level, CodeAddress)>,
+    ) -> StackIndex {
+        let (call, place) = self.call(pid, stack, caller);
+        place.map_or(call, |place| self.stacks.intern_failure(call, place))
+    }
+
+    /// The stack with the file that called and the place in it; only the stack if that is in no file.
+    fn call(
+        &mut self,
+        pid: Pid,
+        stack: StackRef,
+        caller: Option<(Level, CodeAddress)>,
+    ) -> (StackIndex, Option<PlaceIndex>) {
+        let stack = self.python_stack(pid, stack);
+        let Some((level, address)) = caller else { return (stack, None) };
+        let modules = self.processes.get(&pid).map(|process| &process.modules);
+        let code = modules.and_then(|modules| modules.find(address));
+        let Some((file, offset)) = code else { return (stack, None) };
+        let Some(name) = self.places.file_name(file).cloned() else { return (stack, None) };
+        let place = self.places.place(pid, file, offset);
+        (self.stacks.intern_call(stack, level, name), place)
     }
 
     fn python_stack(&mut self, pid: Pid, stack: StackRef) -> StackIndex {
@@ -294,6 +338,23 @@ impl Naming {
     /// The name of the file that called from it, at the level of the driver, if known.
     pub fn caller(&self, index: StackIndex) -> Option<&Arc<str>> {
         self.stacks.caller(index)
+    }
+
+    /// The functions of that file that called, as far as known, by name; of a place in no function,
+    /// its virtual address in the file after a `+`.
+    pub fn caller_functions(&self, index: StackIndex) -> BTreeSet<Arc<str>> {
+        let places = self.stacks.places(index).iter();
+        places.filter_map(|&place| self.places.name(place).cloned()).collect()
+    }
+
+    /// Places that have called for the first time since it was last asked.
+    pub fn take_new_places(&mut self) -> Vec<NewPlace> {
+        self.places.take_new()
+    }
+
+    /// What was found at a place.
+    pub fn name_place(&mut self, place: PlaceIndex, function: Function<'_>) {
+        self.places.set_name(place, function);
     }
 
     /// Its frames, innermost first. A frame whose code object is not known has the function and the

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     decode::StackFrame,
-    model::{StackId, StackRef},
+    model::{Level, StackId, StackRef},
 };
 
 const PID: Pid = Pid(7);
@@ -287,10 +287,10 @@ fn a_process_that_is_forgotten_leaves_its_stacks_for_reports() {
 #[test]
 fn callers_are_told_apart() {
     let mut naming = Naming::new();
-    naming.map_code(PID, 0x1000..0x2000, "liba.so");
-    naming.map_code(PID, 0x2000..0x3000, "libb.so");
+    naming.map_code(PID, 0x1000..0x2000, &code_file("liba.so"), 0);
+    naming.map_code(PID, 0x2000..0x3000, &code_file("libb.so"), 0x7000);
     let call = |naming: &mut Naming, id, address| {
-        naming.stack(PID, StackRef::Id(StackId(id)), Some(CodeAddress(address)))
+        naming.stack(PID, StackRef::Id(StackId(id)), Some((Level::Driver, CodeAddress(address))))
     };
     let (a, b) = (call(&mut naming, 1, 0x1000), call(&mut naming, 1, 0x2fff));
     let (again, nobody) = (call(&mut naming, 1, 0x1800), call(&mut naming, 1, 0x3000));
@@ -301,4 +301,47 @@ fn callers_are_told_apart() {
     let callers = [a, b, nobody].map(|index| naming.caller(index).map(|file| file.to_string()));
     assert_eq!(callers, [Some("liba.so".to_owned()), Some("libb.so".to_owned()), None]);
     assert_eq!(naming.frames(a), naming.frames(defined));
+}
+
+fn code_file(name: &str) -> CodeFile {
+    CodeFile { name: name.into(), device: 1, inode: 2 }
+}
+
+/// Functions of one file that call from the same stack are one site, which names them all; of failures
+/// each names its own.
+#[test]
+fn functions_of_a_caller_are_listed() {
+    let mut naming = Naming::new();
+    naming.map_code(PID, 0x1000..0x2000, &code_file("liba.so"), 0x4000);
+    let id = StackRef::Id(StackId(1));
+    let at = |address| Some((Level::Driver, CodeAddress(address)));
+    let site = naming.stack(PID, id, at(0x1100));
+    assert_eq!(naming.stack(PID, id, at(0x1200)), site);
+    assert_eq!(naming.stack(PID, id, at(0x1100)), site);
+    let failure = naming.failed_stack(PID, id, at(0x1300));
+    let again = naming.failed_stack(PID, id, at(0x1100));
+    assert!(failure != again && naming.failed_stack(PID, id, at(0x1300)) == failure);
+    assert!(naming.caller_functions(site).is_empty());
+    let new = naming.take_new_places();
+    assert_eq!(new.iter().map(|p| p.offset).collect::<Vec<_>>(), [0x4100, 0x4200, 0x4300]);
+    naming.name_place(new[0].index, Function::Symbol(b"_Z5firstv"));
+    naming.name_place(new[1].index, Function::Address(0x4200));
+    naming.name_place(new[2].index, Function::Symbol(b"third"));
+    let functions = |naming: &Naming, index| {
+        let names = naming.caller_functions(index);
+        names.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(functions(&naming, site), ["+0x4200", "first"]);
+    assert_eq!(functions(&naming, failure), ["third"]);
+    assert_eq!(functions(&naming, again), ["first"]);
+    assert_eq!(naming.caller(failure).map(|file| &**file), Some("liba.so"));
+    assert_eq!(naming.merged(failure), naming.merged(site));
+    let pinned = naming.stack(PID, id, Some((Level::Pinned, CodeAddress(0x1100))));
+    assert!(pinned != site && naming.merged(pinned) == naming.merged(site));
+    assert_eq!(functions(&naming, pinned), ["first"]);
+    // One that makes up places: their number stays small.
+    for address in 0x1400..0x1fff {
+        naming.stack(PID, id, at(address));
+    }
+    assert!(naming.stacks.places(site).len() <= 16);
 }

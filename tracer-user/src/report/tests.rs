@@ -30,6 +30,7 @@ fn site(id: &str, level: Level, device: Option<u8>, bytes: u64, frames: Vec<Fram
         level,
         device: device.map(Device),
         caller: (level == Level::Driver).then(|| "libcublas.so.13".to_owned()),
+        caller_functions: Vec::new(),
         live_bytes: bytes,
         live_blocks: bytes / 1000,
         total_bytes: bytes.saturating_mul(2),
@@ -214,6 +215,7 @@ fn troubled() -> Snapshot {
         error: "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
         user_visible: Some(true),
         caller: Some("libc10_cuda.so".to_owned()),
+        caller_function: Some("allocate\u{202e}\u{1b}[31m".to_owned()),
         site: Some("01".to_owned()),
         frames: vec![frame("train_step", "/tmp/ipykernel_4242/3409123.py", 3)],
         frames_note: None,
@@ -406,6 +408,33 @@ fn files_of_the_same_name_are_told_apart() {
         ["/a/x/model.py:3", "/b/x/model.py:3", "model.py:3", "train.py:3", "y/model.py:3"]
             .map(|name| name.strip_prefix('/').unwrap_or(name))
     );
+}
+
+/// Sites of one line and file are one line of the table, with the functions of all of them.
+#[test]
+fn functions_that_called_are_named() {
+    let mut process = process();
+    process.sites = (1..=5_u64)
+        .map(|n| Site {
+            caller_functions: vec![format!("f{n}"), "\u{1b}[31m\u{202e}".to_owned()],
+            pooled_bytes: 0,
+            ..site(
+                &n.to_string(),
+                Level::Driver,
+                Some(0),
+                n << 20,
+                vec![frame("f", "/u/a.py", n as u32)],
+            )
+        })
+        .collect();
+    let mut same = process.sites[4].clone();
+    same.id = "6".to_owned();
+    same.caller_functions = vec!["g".to_owned()];
+    process.sites.push(same);
+    let text = render(write_text, &snapshot(vec![process]));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("by libcublas.so.13: \\u{1b}[31m\\u{202e}, f5, g "), "{words}");
+    assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'));
 }
 
 #[test]

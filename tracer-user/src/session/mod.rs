@@ -1,5 +1,6 @@
 //! A trace: processes, kernel half and pure core put together.
 
+mod callers;
 mod diagnosis;
 mod found;
 mod layer;
@@ -19,6 +20,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 pub use self::diagnosis::{Check, Diagnosis, LibraryDiagnosis, ProcessDiagnosis, State, diagnose};
 use self::{
+    callers::Callers,
     found::{Found, START_PATIENCE, with_note},
     names::Names,
     probes::Probes,
@@ -35,6 +37,7 @@ use crate::{
         python::{self, PythonError, PythonTarget},
     },
     model::{AllocationEvent, Layer, Level, Pid, Snapshot},
+    naming::CodeFile,
     sys::{
         self,
         lock::{LOCK_DIRECTORY, LockError, TraceLock},
@@ -113,6 +116,7 @@ pub struct Session {
     looking: VecDeque<(Pid, u64)>,
     probes: Probes,
     names: Names,
+    callers: Callers,
     tap: Option<Tap>,
     nvml: Option<Nvml>,
     start_ns: u64,
@@ -161,6 +165,7 @@ impl Session {
             looking: VecDeque::new(),
             probes: Probes::new(options.clone(), extras),
             names: Names::new(),
+            callers: Callers::default(),
             tap: None,
             nvml: Nvml::load(),
             start_ns: sys::monotonic_ns(),
@@ -263,6 +268,7 @@ impl Session {
                 core.note_undecodable();
             }
         });
+        self.callers.note(self.core.take_new_places());
         let mut loading = BTreeSet::new();
         for (pid, change) in changed {
             match change {
@@ -284,8 +290,18 @@ impl Session {
         self.core.running().next().is_some()
     }
 
+    /// Finds out what the functions are called that called the driver since it was last asked. Events
+    /// are taken meanwhile: a large library takes a while.
+    fn name_callers(&mut self) {
+        for unnamed in self.callers.take_unnamed() {
+            let found = unnamed.find(&mut || self.drain());
+            unnamed.name(&found, &mut self.core);
+        }
+    }
+
     /// The picture now.
     pub fn snapshot(&mut self) -> Snapshot {
+        self.name_callers();
         if let Ok(counters) = self.kernel.counters() {
             self.core.set_counters(counters);
         }
@@ -478,6 +494,8 @@ impl Session {
 
     fn sweep(&mut self) {
         self.kernel.sweep();
+        self.name_callers();
+        self.callers.close();
         self.swept_ns = sys::monotonic_ns();
         self.ended_since_sweep = false;
     }
@@ -526,16 +544,17 @@ fn still_maps(pid: Pid, before: &[MappedFile]) -> bool {
 /// Where code of files lies, so that a caller can be named also when it is gone.
 fn map_code(core: &mut Aggregator, pid: Pid, files: &[MappedFile]) {
     for file in files {
-        let name = file.file_name();
+        let code =
+            CodeFile { name: file.file_name().into(), device: file.device, inode: file.inode };
         for range in file.ranges.iter().filter(|range| range.executable) {
-            core.map_code(pid, range.start..range.end, &name);
+            core.map_code(pid, range.start..range.end, &code, range.offset);
         }
     }
 }
 
 /// Looks where the code is that called, unless that is known.
 fn find_caller(core: &mut Aggregator, event: &AllocationEvent) {
-    let Some(caller) = event.caller else { return };
+    let Some((_, caller)) = event.asker() else { return };
     if !core.is_code_settled(event.pid, caller) {
         map_code(core, event.pid, &mapped_files(event.pid).unwrap_or_default());
         core.note_foreign_code(event.pid, caller);

@@ -27,8 +27,8 @@ pub(super) fn write(failures: &[Failure], out: &mut impl io::Write) -> io::Resul
 
 fn is_again(a: &Failure, b: &Failure) -> bool {
     a.user_visible == b.user_visible
-        && (&a.call, a.bytes, &a.error, &a.caller, &a.site)
-            == (&b.call, b.bytes, &b.error, &b.caller, &b.site)
+        && (&a.call, a.bytes, &a.error, &a.caller, &a.caller_function, &a.site)
+            == (&b.call, b.bytes, &b.error, &b.caller, &b.caller_function, &b.site)
 }
 
 fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
@@ -44,7 +44,11 @@ fn write_group(group: &[Failure], out: &mut impl io::Write) -> io::Result<()> {
         line.add(" ", &word);
     }
     if let Some(file) = &first.caller {
-        line.add(" ", &format!("by {file}"));
+        let colon = if first.caller_function.is_some() { ":" } else { "" };
+        line.add(" ", &format!("by {file}{colon}"));
+    }
+    if let Some(function) = &first.caller_function {
+        line.add(" ", function);
     }
     if group.iter().all(|failure| failure.user_visible == Some(false)) {
         line.add_words("(a second try succeeded: the program was not told)");

@@ -64,6 +64,30 @@ fn words(site: &Site) -> Vec<String> {
     words
 }
 
+/// Functions of a caller that are named.
+const FUNCTIONS: usize = 3;
+
+/// The functions of the line's file that called, those with most bytes first.
+fn functions(line: &Line<'_>) -> Vec<String> {
+    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    for site in &line.sites {
+        for function in &site.caller_functions {
+            let held = bytes.entry(function).or_default();
+            *held = held.saturating_add(site.own_bytes());
+        }
+    }
+    let mut names: Vec<(&str, u64)> = bytes.into_iter().collect();
+    names.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
+    let shown = names.iter().take(FUNCTIONS).map(|(name, _)| (*name).to_owned());
+    let mut words: Vec<String> = shown.collect();
+    if let Some(others @ 1..) = names.len().checked_sub(FUNCTIONS) {
+        words.push(format!("{others} more"));
+    }
+    let last = words.len().saturating_sub(1);
+    words.iter_mut().take(last).for_each(|word| word.push(','));
+    words
+}
+
 /// The user's own line in a stack, and its function.
 pub(super) fn place(frames: &[Frame], note: Option<&str>, backward_pass: bool) -> Vec<String> {
     match (user_frame(frames).or(frames.first()), note) {
@@ -211,7 +235,16 @@ impl Table {
         );
         let indent = numbers.len() + 1;
         let mut text = Paragraph::new(&numbers, indent);
-        for word in &line.words {
+        let mut words = line.words.clone();
+        let functions = functions(line);
+        if !functions.is_empty()
+            // The file that they are in.
+            && let Some(last) = words.last_mut()
+        {
+            last.push(':');
+            words.extend(functions);
+        }
+        for word in &words {
             text.add(" ", word);
         }
         text.write(out)?;
