@@ -25,9 +25,9 @@ use crate::{
     decode::{ProcessChange, Record},
     ledger::{self, Ledger, SiteKey, SiteTotals, error_name},
     model::{
-        CodeAddress, Coverage, Device, DeviceSnapshot, Failure, Frame, GpuUse, HostSnapshot, Level,
-        Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex, Tid, Tracer,
-        Verdict, ending,
+        CodeAddress, Coverage, Device, DeviceSnapshot, Failure, Frame, GpuUse, HostSnapshot,
+        Judgement, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, StackIndex,
+        Tid, Tracer, ending,
     },
     naming::{CodeFile, Function, HistoryPage, Naming, NewPlace, NotebookPage, PlaceIndex},
 };
@@ -605,9 +605,7 @@ fn site(
         peak_bytes: totals.peak_bytes(),
         first_seen_s: seconds(totals.first_ns),
         last_seen_s: seconds(totals.last_ns),
-        growth_bytes_per_s: None,
-        verdict: Verdict::Unknown,
-        hint: None,
+        judgement: Judgement::default(),
         frames,
         frames_note: note,
         backward_pass,

@@ -3,6 +3,7 @@
 mod cell_file;
 mod event;
 mod ids;
+mod judgement;
 mod snapshot;
 
 pub use cell_file::{CellFile, is_cell_top};
@@ -12,8 +13,9 @@ pub use event::{
 pub use ids::{
     CodeAddress, CodeId, Device, DeviceAddress, Layer, Level, Pid, PoolId, StackId, StackIndex, Tid,
 };
+pub use judgement::{Ages, Confidence, HintKind, Judgement, Verdict};
 pub use snapshot::{
     AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind, GpuUse,
     HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
-    Verdict, ending,
+    ending,
 };

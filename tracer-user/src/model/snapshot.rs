@@ -4,7 +4,10 @@
 
 use serde::Serialize;
 
-use super::ids::{Device, Layer, Level, Pid};
+use super::{
+    ids::{Device, Layer, Level, Pid},
+    judgement::Judgement,
+};
 
 /// Name and version of the JSON schema.
 pub const SCHEMA: &str = "cudatrace.report/1";
@@ -259,14 +262,6 @@ pub struct HostSnapshot {
     pub imported: u64,
 }
 
-/// What the behaviour of a site says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Not judged.
-    Unknown,
-}
-
 /// A call site: one stack, at one level, on one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Site {
@@ -302,12 +297,9 @@ pub struct Site {
     pub first_seen_s: f64,
     /// Last allocation.
     pub last_seen_s: f64,
-    /// Rise of `live_bytes`; `null` while not judged.
-    pub growth_bytes_per_s: Option<f64>,
-    /// What the behaviour says.
-    pub verdict: Verdict,
-    /// What to try.
-    pub hint: Option<String>,
+    /// What its behaviour says; the keys are the site's own.
+    #[serde(flatten)]
+    pub judgement: Judgement,
     /// Innermost first; empty when the thread had no Python frame or the stack is not known.
     pub frames: Vec<Frame>,
     /// Why frames are missing, if they are.

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{
     AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
-    GpuUse, HostSnapshot, Layer, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot,
-    Tracer, Verdict,
+    GpuUse, HostSnapshot, Judgement, Layer, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA,
+    Site, Snapshot, Tracer,
 };
 
 pub(super) fn frame(function: &str, file: &str, line: u32) -> Frame {
@@ -40,9 +40,7 @@ fn site(id: &str, level: Level, device: Option<u8>, bytes: u64, frames: Vec<Fram
         peak_bytes: bytes,
         first_seen_s: 0.5,
         last_seen_s: 9.5,
-        growth_bytes_per_s: None,
-        verdict: Verdict::Unknown,
-        hint: None,
+        judgement: Judgement::default(),
         frames,
         frames_note: None,
         backward_pass: false,
