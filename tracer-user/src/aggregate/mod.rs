@@ -1,6 +1,8 @@
 //! Records in, snapshots out: the one owner of ledgers and names. Pure.
 
 mod finished;
+mod gathered;
+mod judge;
 mod site_id;
 mod sources;
 #[cfg(test)]
@@ -8,7 +10,7 @@ mod tests;
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, hash_map::Entry},
     ops::Range,
     sync::Arc,
 };
@@ -19,6 +21,8 @@ use tracer_common::counters::Counters;
 
 use self::{
     finished::{Ended, Ends},
+    gathered::Gathered,
+    judge::Judge,
     sources::Sources,
 };
 use crate::{
@@ -451,7 +455,7 @@ impl Aggregator {
         seconds: &dyn Fn(u64) -> f64,
     ) -> ProcessSnapshot {
         let facts = &process.facts;
-        let sites = self.sites(process, seconds);
+        let sites = self.sites(process, moment, seconds);
         let failures = process.ledger.failures().last();
         let failures =
             failures.map(|failure| self.failure(failure, process, &sites, seconds)).collect();
@@ -492,34 +496,40 @@ impl Aggregator {
     /// Sites, those of pools before those of the driver (a pool's segments are no second holder of
     /// the same bytes), most live bytes first; equal ones by total and id, so that the order is
     /// always the same.
-    fn sites(&self, process: &Process, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
-        let mut merged: FxHashMap<(SiteKey, Option<&Arc<str>>), Called> = FxHashMap::default();
-        for (key, totals) in process.ledger.sites() {
+    fn sites(&self, process: &Process, moment: &Moment, seconds: &dyn Fn(u64) -> f64) -> Vec<Site> {
+        let ages = process.ledger.ages(moment.now_ns);
+        let mut merged: FxHashMap<(SiteKey, Option<&Arc<str>>), Gathered> = FxHashMap::default();
+        for (key, totals, history) in process.ledger.histories() {
             let caller = self.naming.caller(key.stack);
-            let functions = self.naming.caller_functions(key.stack);
+            let mut found = Gathered::new(totals, history, ages.get(key));
+            found.functions = self.naming.caller_functions(key.stack);
             let key = SiteKey { stack: self.naming.merged(key.stack), ..*key };
-            let site = merged.entry((key, caller)).or_default();
-            site.0.merge(totals);
-            site.1.extend(functions);
+            found.add_to(merged.entry((key, caller)));
         }
         // What is told apart while it is captured may turn out to be the same: two pieces of one run.
-        let mut by_content: FxHashMap<Content, (SiteKey, Called)> = FxHashMap::default();
-        for ((key, caller), (totals, functions)) in merged {
+        let mut by_content: FxHashMap<Content, (SiteKey, Gathered)> = FxHashMap::default();
+        for ((key, caller), found) in merged {
             let (frames, note) = self.stack(process, key.stack);
             let caller = caller.map(ToString::to_string);
             let backward_pass = self.naming.is_backward(key.stack);
             let content = (key.level, key.device, caller, frames, note, backward_pass);
-            let (_, site) = by_content.entry(content).or_insert((key, Called::default()));
-            site.0.merge(&totals);
-            site.1.extend(functions);
+            match by_content.entry(content) {
+                Entry::Occupied(mut entry) => entry.get_mut().1.merge(found),
+                Entry::Vacant(entry) => {
+                    entry.insert((key, found));
+                }
+            }
         }
+        let judge = Judge::new(&process.ledger, moment.now_ns);
         let mut sites: Vec<Site> = by_content
             .into_iter()
-            .map(|((.., caller, frames, note, backward_pass), (key, (totals, functions)))| Site {
-                caller_functions: functions.iter().map(ToString::to_string).collect(),
-                ..site(&key, caller, frames, note, backward_pass, &totals, seconds)
+            .map(|((.., caller, frames, note, backward_pass), (key, found))| Site {
+                caller_functions: found.functions.iter().map(ToString::to_string).collect(),
+                judgement: judge.by_itself(&found, &frames),
+                ..site(&key, caller, frames, note, backward_pass, &found.totals, seconds)
             })
             .collect();
+        judge::by_runs(&mut sites);
         sites.sort_by(|a, b| {
             b.level
                 .cmp(&a.level)
@@ -573,9 +583,6 @@ impl Aggregator {
         (frames, note)
     }
 }
-
-/// Totals of a site, and the functions of its caller.
-type Called = (SiteTotals, BTreeSet<Arc<str>>);
 
 /// What makes a site in a report: level, device, caller, frames and their note, and whether a backward pass
 /// that they began allocated.

@@ -7,10 +7,12 @@
 //! At every event that carries the pool's own totals,
 //! `allocated = before attach + live + lost` is checked; the totals win.
 
+mod activity;
 mod block;
 mod contexts;
 mod driver;
 mod failure;
+mod history;
 mod pool;
 mod pool_name;
 mod pools;
@@ -24,17 +26,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracer_common::calls::op;
 
+pub use self::{
+    activity::{Active, Activity},
+    block::Ages,
+    failure::{Failure, Failures, error_name},
+    history::{Extent, History, PIECES, Timeline},
+    pool::Pool,
+    sites::{SiteKey, SiteTotals, Sites},
+};
 use self::{
+    block::Born,
     contexts::Contexts,
     driver::{Announced, Block, Driver, Memory},
     pools::Pools,
     returned::Returned,
     virtual_memory::VirtualMemory,
-};
-pub use self::{
-    failure::{Failure, Failures, error_name},
-    pool::Pool,
-    sites::{SiteKey, SiteTotals, Sites},
 };
 use crate::model::{
     AllocationEvent, Device, DriverCall, EventKind, Layer, Level, Phase, PoolFacts, PoolId,
@@ -63,6 +69,8 @@ pub struct Ledger {
     cpu: FxHashMap<u64, block::Packed>,
     cpu_bytes: u64,
     returned: Returned,
+    /// When its first event was.
+    begin_ns: Option<u64>,
     /// Memory of other processes that this one has opened by pointer and not closed.
     imported: FxHashSet<u64>,
 }
@@ -103,6 +111,8 @@ impl Ledger {
 
     /// Takes an event, whose stack is `stack`.
     pub fn apply(&mut self, event: &AllocationEvent, stack: StackIndex) {
+        self.sites.note_time(event.time_ns);
+        self.begin_ns.get_or_insert(event.time_ns);
         match event.kind {
             EventKind::Driver { call, phase, aux } => {
                 self.driver_event(event, call, phase, aux, stack)
@@ -137,9 +147,40 @@ impl Ledger {
         self.accuracy
     }
 
+    /// Another run of a notebook's cell begins.
+    pub fn note_phase(&mut self) {
+        self.sites.note_phase();
+    }
+
     /// Every call site that ever allocated.
     pub fn sites(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals)> {
         self.sites.iter()
+    }
+
+    /// The same, with how they came to be what they are.
+    pub fn histories(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals, &History)> {
+        self.sites.histories()
+    }
+
+    /// What the process has done.
+    pub fn activity(&self) -> &Activity {
+        self.sites.activity()
+    }
+
+    /// How old the live blocks of sites of pools and of host tensors are at a moment.
+    pub fn ages(&self, now_ns: u64) -> FxHashMap<SiteKey, Ages> {
+        let mut ages: FxHashMap<SiteKey, Ages> = FxHashMap::default();
+        let now_ns = now_ns.saturating_sub(self.begin_ns.unwrap_or(now_ns));
+        for (level, pool) in self.pools.seen() {
+            for block in pool.blocks() {
+                let key = SiteKey { level, device: pool.device, stack: block.stack };
+                ages.entry(key).or_default().add(block.born.age(now_ns));
+            }
+        }
+        for block in self.cpu.values().map(|block| block::Block::from(*block)) {
+            ages.entry(cpu(block.stack)).or_default().add(block.born.age(now_ns));
+        }
+        ages
     }
 
     /// Every stack that is named anywhere.
@@ -443,10 +484,15 @@ impl Ledger {
 
     fn cpu_alloc(&mut self, event: &AllocationEvent, stack: StackIndex) {
         self.cpu_free(event.address.0);
-        let block = block::Block { size: event.size, stack, requested: Some(event.size) };
+        let born = self.born(event.time_ns);
+        let block = block::Block { size: event.size, stack, requested: Some(event.size), born };
         self.cpu.insert(event.address.0, block.into());
         self.cpu_bytes = self.cpu_bytes.saturating_add(event.size);
         self.sites.alloc(cpu(stack), event.size, Some(event.size), event.time_ns);
+    }
+
+    fn born(&self, time_ns: u64) -> Born {
+        Born::at(time_ns.saturating_sub(self.begin_ns.unwrap_or(time_ns)))
     }
 
     fn cpu_free(&mut self, address: u64) {
@@ -463,13 +509,15 @@ impl Ledger {
         alloc: Option<StackIndex>,
     ) {
         self.claim(event.address.0, event.size, facts.pool, event.time_ns);
+        let born = self.born(event.time_ns);
         let pool = self.pools.entry(facts.pool);
         let (level, device) = (facts.pool.level, pool.device);
         let key = |stack| SiteKey { level, device, stack };
         pool.note_first(alloc.is_some(), event.size, facts.totals.as_ref());
         match alloc {
             Some(stack) => {
-                let block = block::Block { size: event.size, stack, requested: facts.requested };
+                let (size, requested) = (event.size, facts.requested);
+                let block = block::Block { size, stack, requested, born };
                 if let Some(stale) = pool.insert(event.address.0, block) {
                     self.sites.free(&key(stale.stack), stale.size, stale.requested);
                 }

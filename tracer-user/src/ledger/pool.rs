@@ -262,6 +262,11 @@ impl Pool {
         Some(free.fold(0u64, |sum, (_, segment)| sum.saturating_add(segment.size)))
     }
 
+    /// The live blocks that were traced.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
+        self.blocks.values().map(|block| Block::from(*block))
+    }
+
     /// Whether an event of it has come.
     pub(super) fn seen(&self) -> bool {
         self.seen

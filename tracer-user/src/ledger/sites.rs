@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::{activity::Activity, history::History};
 use crate::model::{Device, Level, StackIndex};
 
 /// What makes a call site: one stack, at one level, on one device.
@@ -94,10 +95,24 @@ impl SiteTotals {
 /// Sites that are kept apart although they hold nothing any more.
 const MAX_EMPTY: usize = 8 * 1024;
 
+/// A site, and how it came to be what it is.
+#[derive(Debug)]
+struct Entry {
+    totals: SiteTotals,
+    history: History,
+}
+
+impl Entry {
+    fn note(&mut self, activity: &Activity) {
+        self.history.note(self.totals.live_bytes, activity);
+    }
+}
+
 /// Every site of a process.
 #[derive(Debug, Default)]
 pub struct Sites {
-    all: FxHashMap<SiteKey, SiteTotals>,
+    all: FxHashMap<SiteKey, Entry>,
+    activity: Activity,
     /// Those that held nothing when this was last looked at: by then no free of theirs can be taken back.
     empty: HashSet<SiteKey, FxBuildHasher>,
 }
@@ -105,15 +120,37 @@ pub struct Sites {
 impl Sites {
     /// In no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals)> {
-        self.all.iter()
+        self.all.iter().map(|(key, entry)| (key, &entry.totals))
+    }
+
+    /// The same, with what happened at them.
+    pub fn histories(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals, &History)> {
+        self.all.iter().map(|(key, entry)| (key, &entry.totals, &entry.history))
+    }
+
+    /// What the process has done.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Something has happened, whether or not to a site.
+    pub(super) fn note_time(&mut self, time_ns: u64) {
+        self.activity.note(time_ns);
+    }
+
+    /// Another run of a cell begins.
+    pub(super) fn note_phase(&mut self) {
+        self.activity.note_phase();
     }
 
     /// Adds sites that have held nothing for a while to those of `others`, from too many on: half of them,
     /// those that allocated last longest ago.
     pub(super) fn tidy(&mut self, others: StackIndex) {
         let is_empty = |site: &SiteTotals| site.live_blocks == 0 && site.live_bytes == 0;
-        let empty = self.all.iter().filter(|(key, site)| is_empty(site) && key.stack != others);
-        let mut old: Vec<(u64, SiteKey)> = empty.map(|(key, site)| (site.last_ns, *key)).collect();
+        let empty =
+            self.all.iter().filter(|(key, entry)| is_empty(&entry.totals) && key.stack != others);
+        let mut old: Vec<(u64, SiteKey)> =
+            empty.map(|(key, entry)| (entry.totals.last_ns, *key)).collect();
         let before = std::mem::take(&mut self.empty);
         self.empty.extend(old.iter().map(|(_, key)| *key));
         old.retain(|(_, key)| before.contains(key));
@@ -123,13 +160,15 @@ impl Sites {
         old.sort_unstable();
         for (_, key) in &old[..old.len() - MAX_EMPTY / 2] {
             if let Some(site) = self.all.remove(key) {
-                self.all.entry(SiteKey { stack: others, ..*key }).or_default().merge(&site);
+                let key = SiteKey { stack: others, ..*key };
+                entry(&mut self.all, key, &self.activity).totals.merge(&site.totals);
             }
         }
     }
 
     pub(super) fn alloc(&mut self, key: SiteKey, size: u64, requested: Option<u64>, time_ns: u64) {
-        let site = self.all.entry(key).or_default();
+        let entry = entry(&mut self.all, key, &self.activity);
+        let site = &mut entry.totals;
         site.earlier_peak = site.peak_bytes();
         if site.total_blocks == 0 {
             site.first_ns = time_ns;
@@ -140,20 +179,25 @@ impl Sites {
         site.total_bytes = site.total_bytes.saturating_add(size);
         site.total_blocks += 1;
         site.add_request(requested);
+        entry.history.note_alloc(&self.activity);
+        entry.note(&self.activity);
     }
 
     pub(super) fn free(&mut self, key: &SiteKey, size: u64, requested: Option<u64>) {
-        if let Some(site) = self.all.get_mut(key) {
+        self.activity.note_free();
+        if let Some(entry) = self.all.get_mut(key) {
+            let site = &mut entry.totals;
             site.earlier_peak = site.peak_bytes();
             site.live_bytes = site.live_bytes.saturating_sub(size);
             site.live_blocks = site.live_blocks.saturating_sub(1);
             site.remove_request(requested);
+            entry.note(&self.activity);
         }
     }
 
     /// Changes how much of a site is a pool's.
     pub(super) fn pool(&mut self, key: &SiteKey, size: u64, is_pooled: bool) {
-        if let Some(site) = self.all.get_mut(key) {
+        if let Some(site) = self.all.get_mut(key).map(|entry| &mut entry.totals) {
             site.pooled_bytes = if is_pooled {
                 site.pooled_bytes.saturating_add(size)
             } else {
@@ -164,25 +208,38 @@ impl Sites {
 
     /// Takes a free back.
     pub(super) fn restore(&mut self, key: &SiteKey, size: u64, requested: Option<u64>) {
-        if let Some(site) = self.all.get_mut(key) {
+        if let Some(entry) = self.all.get_mut(key) {
+            let site = &mut entry.totals;
             site.live_bytes = site.live_bytes.saturating_add(size);
             site.live_blocks += 1;
             site.add_request(requested);
+            entry.note(&self.activity);
         }
     }
 
     /// A block that has just been allocated belongs to another site after all: it leaves no trace at
     /// the first.
     pub(super) fn move_block(&mut self, from: &SiteKey, to: SiteKey, size: u64, time_ns: u64) {
-        let Some(site) = self.all.get_mut(from) else { return };
+        let Some(entry) = self.all.get_mut(from) else { return };
+        let site = &mut entry.totals;
         site.live_bytes = site.live_bytes.saturating_sub(size);
         site.live_blocks = site.live_blocks.saturating_sub(1);
         site.total_bytes = site.total_bytes.saturating_sub(size);
         site.total_blocks = site.total_blocks.saturating_sub(1);
         site.remove_request(Some(size));
-        if site.total_blocks == 0 {
+        entry.note(&self.activity);
+        if entry.totals.total_blocks == 0 {
             self.all.remove(from);
         }
         self.alloc(to, size, Some(size), time_ns);
     }
+}
+
+fn entry<'a>(
+    all: &'a mut FxHashMap<SiteKey, Entry>,
+    key: SiteKey,
+    activity: &Activity,
+) -> &'a mut Entry {
+    let new = || Entry { totals: SiteTotals::default(), history: History::new(activity) };
+    all.entry(key).or_insert_with(new)
 }

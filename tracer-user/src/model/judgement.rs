@@ -86,6 +86,9 @@ pub struct Judgement {
     pub repetitions: u64,
     /// Of the blocks that were ever allocated here, the part that is live.
     pub survival: f64,
+    /// Whether it used to give everything back, and what it holds was left by a run of a cell that is
+    /// over.
+    pub is_leftover: bool,
     /// Ages of the live blocks; `null` where there are none, and below the pools.
     pub ages_s: Option<Ages>,
     /// What the behaviour says.

@@ -5,6 +5,7 @@ mod event;
 mod ids;
 mod judgement;
 mod snapshot;
+mod user_frame;
 
 pub use cell_file::{CellFile, is_cell_top};
 pub use event::{
@@ -19,3 +20,4 @@ pub use snapshot::{
     HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
     ending,
 };
+pub use user_frame::{is_user, is_user_file, user_frame, user_position};

@@ -340,6 +340,8 @@ pub struct Frame {
     pub cell_seen: Option<u32>,
     /// Text of the line.
     pub source: Option<String>,
+    /// Whether that is the last line of a cell, and an expression: IPython keeps its value in `Out[n]`.
+    pub cell_result: bool,
     /// Whether it is of the machinery that runs notebooks or calls modules, which other formats than
     /// JSON leave out by default.
     pub folded: bool,

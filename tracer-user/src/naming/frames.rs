@@ -41,6 +41,7 @@ fn frame(location: &Location) -> Frame {
         cell_line: None,
         cell_seen: None,
         source: None,
+        cell_result: false,
         folded: false,
     }
 }
@@ -51,6 +52,7 @@ fn set_cell(frame: &mut Frame, run: &Run) {
     if let Some(line) = frame.line.and_then(|line| run.line(line)) {
         frame.cell_line = line.number;
         frame.source = Some(line.text.trim().to_owned());
+        frame.cell_result = line.is_result;
     }
 }
 

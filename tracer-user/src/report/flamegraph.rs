@@ -10,9 +10,8 @@ use inferno::flamegraph::{
 use super::{
     Options, folded,
     label::{self, FileNames},
-    user_frame::is_user,
 };
-use crate::model::{ProcessSnapshot, Snapshot};
+use crate::model::{ProcessSnapshot, Snapshot, is_user};
 
 /// Black on each of these is easily read.
 const OWN: &str = "#ffb347";

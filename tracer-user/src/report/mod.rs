@@ -10,12 +10,13 @@ mod json;
 mod label;
 mod sanitize;
 mod text;
-mod user_frame;
 
 pub use self::{
     events::write_event, flamegraph::write_flamegraph, folded::write_folded, json::write_json,
-    sanitize::sanitize, text::write_text, user_frame::is_user_file,
+    sanitize::sanitize, text::write_text,
 };
+
+pub use crate::model::is_user_file;
 
 /// What to leave out. Totals always cover everything: those of devices and of text are of all call
 /// sites, and folded stacks and flamegraphs have a stack for the call sites that are left out.

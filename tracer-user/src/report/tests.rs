@@ -20,6 +20,7 @@ pub(super) fn frame(function: &str, file: &str, line: u32) -> Frame {
         cell_line: None,
         cell_seen: None,
         source: None,
+        cell_result: false,
         folded: false,
     }
 }
@@ -516,7 +517,7 @@ fn cells_by_number_and_by_older_names() {
     assert_eq!(names.frame(&frame("<cell line: 1>", "/tmp/ipykernel_1/2.py", 3)), "cell 2:3");
     // The number of the cell says that it is one, whatever its file is called.
     let host = Frame { file: "/site-packages/x".to_owned(), ..known };
-    assert!(user_frame::is_user(&host));
+    assert!(crate::model::is_user(&host));
 }
 
 proptest! {

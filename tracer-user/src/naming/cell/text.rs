@@ -44,6 +44,8 @@ pub(in crate::naming) struct CellLine<'a> {
     pub(in crate::naming) number: Option<u32>,
     /// Its text.
     pub(in crate::naming) text: &'a str,
+    /// Whether it is the last line, and an expression: IPython keeps its value.
+    pub(in crate::naming) is_result: bool,
 }
 
 impl CellText {
@@ -130,14 +132,53 @@ impl CellText {
                 let compiled: Vec<&str> = lines(transformed).collect();
                 match typed_place(&compiled, typed.get(blank..)?, index) {
                     Some(place) => place,
-                    None => return Some(CellLine { number: None, text: compiled.get(index)? }),
+                    None => {
+                        let text = *compiled.get(index)?;
+                        return Some(CellLine { number: None, text, is_result: false });
+                    }
                 }
             }
             None => joined_place(typed.get(blank..)?, index)?,
         } + blank;
         let text = *typed.get(place)?;
-        Some(CellLine { number: u32::try_from(above + place + 1).ok(), text })
+        let is_code = |line: &&str| !matches!(line.trim_start().as_bytes(), [] | [b'#', ..]);
+        let is_last = !typed.iter().skip(place + 1).any(is_code);
+        let number = u32::try_from(above + place + 1).ok();
+        Some(CellLine { number, text, is_result: is_last && is_expression(text) })
     }
+}
+
+/// Whether a line is an expression by itself whose value is shown.
+fn is_expression(line: &str) -> bool {
+    const STATEMENTS: [&str; 14] = [
+        "assert", "async", "break", "class", "continue", "def", "del", "for", "from", "import",
+        "pass", "raise", "return", "while",
+    ];
+    let text = line.trim_end();
+    let word = text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+    let begins = text.starts_with(|c: char| c.is_alphanumeric() || "_([{'\"".contains(c));
+    begins && !STATEMENTS.contains(&word) && !text.ends_with([';', ':']) && !assigns(text)
+}
+
+/// Whether there is a `=` outside of brackets that is not part of a comparison.
+fn assigns(text: &str) -> bool {
+    let mut depth = 0;
+    let mut before = ' ';
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            '#' => return false,
+            '=' if letters.peek() == Some(&'=') => {
+                letters.next();
+            }
+            '=' if depth == 0 && !matches!(before, '<' | '>' | '!' | ':') => return true,
+            _ => {}
+        }
+        before = letter;
+    }
+    false
 }
 
 /// What the cell magic at the top of a text is given, and how many lines are above that.

@@ -1,17 +1,26 @@
 //! The table of lines: call sites by the line of the user's own code.
 
-use std::{collections::BTreeMap, io, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    ops::Range,
+};
 
-use super::fit::{Paragraph, WIDTH};
+use super::{
+    fit::{Paragraph, WIDTH},
+    verdicts,
+};
 use crate::{
-    model::{Frame, Level, Site},
+    model::{Frame, HintKind, Level, Site, is_user, user_frame, user_position},
     report::{
         Options, fold,
         folded::is_host,
         label::{self, FileNames, cut, sum},
-        user_frame::{is_user, user_frame, user_position},
     },
 };
+
+/// Width of the words for verdicts.
+const VERDICT: usize = 9;
 
 /// Lines shown if the user does not say.
 const DEFAULT_TOP: usize = 20;
@@ -28,7 +37,7 @@ pub(super) struct Line<'a> {
     bytes: u64,
     blocks: u64,
     /// Its sites.
-    sites: Vec<&'a Site>,
+    pub(super) sites: Vec<&'a Site>,
 }
 
 /// Most bytes first; equal ones by name.
@@ -193,7 +202,8 @@ impl Table {
     /// The names of the columns.
     pub(super) fn write_header(&self, held: &str, out: &mut impl io::Write) -> io::Result<()> {
         let width = self.blocks;
-        writeln!(out, "  {:>10}  {:>width$}  {:>5}  {held}", "live", "blocks", "share")
+        let (live, share, verdict) = ("live", "share", "verdict");
+        writeln!(out, "  {live:>10}  {:>width$}  {share:>5}  {verdict:<VERDICT$}  {held}", "blocks")
     }
 
     /// The lines, as many as asked for.
@@ -202,12 +212,13 @@ impl Table {
         lines: &[&Line<'_>],
         options: &Options,
         names: &FileNames<'_>,
+        told: &mut BTreeSet<HintKind>,
         out: &mut impl io::Write,
     ) -> io::Result<()> {
         let shown = lines.iter().filter(|line| line.bytes >= options.min_bytes);
         let shown: Vec<_> = shown.take(options.top.unwrap_or(DEFAULT_TOP)).collect();
         for line in &shown {
-            self.write_line(line, options, names, out)?;
+            self.write_line(line, options, names, told, out)?;
         }
         let hidden = lines.len() - shown.len();
         if hidden > 0 {
@@ -224,14 +235,16 @@ impl Table {
         line: &Line<'_>,
         options: &Options,
         names: &FileNames<'_>,
+        told: &mut BTreeSet<HintKind>,
         out: &mut impl io::Write,
     ) -> io::Result<()> {
         let width = self.blocks;
         let numbers = format!(
-            "  {:>10}  {:>width$}  {:>5} ",
+            "  {:>10}  {:>width$}  {:>5}  {:<VERDICT$} ",
             label::size(line.bytes),
             label::number(line.blocks),
             self.share(line.bytes),
+            verdicts::word(verdicts::verdict(line)),
         );
         let indent = numbers.len() + 1;
         let mut text = Paragraph::new(&numbers, indent);
@@ -253,6 +266,7 @@ impl Table {
             Paragraph::new(&format!("{}│ {}", " ".repeat(indent), cut(source, room)), indent)
                 .write(out)?;
         }
+        verdicts::write(line, told, out)?;
         for way in ways(line, options, names) {
             let mut text = Paragraph::new(&" ".repeat(indent), indent);
             for (index, part) in way.iter().enumerate() {

@@ -8,8 +8,9 @@ mod gpu;
 mod layer;
 mod lines;
 mod pool;
+mod verdicts;
 
-use std::io;
+use std::{collections::BTreeSet, io};
 
 use self::fit::Paragraph;
 use super::{
@@ -163,13 +164,17 @@ fn write_holders(
     let before = label::sum(before.map(|before| before.allocated_bytes));
     let table = lines::Table::new(&lines, before);
     writeln!(out)?;
+    if let Some(summary) = verdicts::summary(&lines) {
+        writeln!(out, "  {summary}")?;
+    }
     table.write_header(held, out)?;
+    let mut told = BTreeSet::new();
     let (pools, driver): (Vec<_>, Vec<_>) = lines.iter().partition(|line| is_pool(line.level));
-    table.write(&pools, options, names, out)?;
+    table.write(&pools, options, names, &mut told, out)?;
     if !driver.is_empty() {
         let title = if pools.is_empty() { "outside any pool:" } else { "and outside any pool:" };
         writeln!(out, "  {title}")?;
-        table.write(&driver, options, names, out)?;
+        table.write(&driver, options, names, &mut told, out)?;
     }
     Ok(())
 }
@@ -194,5 +199,6 @@ fn write_host(
     let table = lines::Table::new(&lines, 0);
     writeln!(out, "\n  {title}: {}", label::size(table.total()))?;
     table.write_header("held by", out)?;
-    table.write(&lines.iter().collect::<Vec<_>>(), options, names, out)
+    let all: Vec<_> = lines.iter().collect();
+    table.write(&all, options, names, &mut BTreeSet::new(), out)
 }

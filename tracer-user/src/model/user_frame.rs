@@ -1,6 +1,6 @@
 //! Which frame is the user's own line.
 
-use crate::model::{CellFile, Frame};
+use super::{cell_file::CellFile, snapshot::Frame};
 
 /// Whether a file is the user's own code: a notebook cell, a script or a module of theirs, not an
 /// installed package, the standard library, or the notebook's machinery.
@@ -20,17 +20,17 @@ pub fn is_user_file(file: &str) -> bool {
 }
 
 /// Whether a frame is of the user's own code.
-pub(super) fn is_user(frame: &Frame) -> bool {
+pub fn is_user(frame: &Frame) -> bool {
     frame.cell.is_some() || frame.cell_seen.is_some() || is_user_file(&frame.file)
 }
 
 /// The innermost frame of the user's own code.
-pub(super) fn user_frame(frames: &[Frame]) -> Option<&Frame> {
+pub fn user_frame(frames: &[Frame]) -> Option<&Frame> {
     user_position(frames).and_then(|position| frames.get(position))
 }
 
 /// Where it is. Code that `exec` was given has no line to look at: a frame of it only if there is no other.
-pub(super) fn user_position(frames: &[Frame]) -> Option<usize> {
+pub fn user_position(frames: &[Frame]) -> Option<usize> {
     let is_own = |frame: &Frame| is_user(frame) && frame.file != "<string>";
     frames.iter().position(is_own).or_else(|| frames.iter().position(is_user))
 }
