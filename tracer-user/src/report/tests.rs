@@ -6,7 +6,7 @@ use super::*;
 use crate::model::{
     AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
     GpuUse, HostSnapshot, Judgement, Layer, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA,
-    Site, Snapshot, Tracer,
+    Site, Snapshot, Tracer, UnlistedCells,
 };
 
 pub(super) fn frame(function: &str, file: &str, line: u32) -> Frame {
@@ -131,6 +131,7 @@ fn process() -> ProcessSnapshot {
             ),
         ],
         cells: Vec::new(),
+        cells_unlisted: UnlistedCells::default(),
         failures: Vec::new(),
     }
 }

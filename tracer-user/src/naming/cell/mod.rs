@@ -27,9 +27,10 @@ use self::{
 pub use self::{
     history::{HistoryPage, HistoryRow},
     notebook::{NotebookCell, NotebookPage},
+    run::{RunFacts, RunId},
 };
 pub(super) use self::{
-    run::{Run, RunId, Runs},
+    run::{Run, Runs},
     text::Part,
 };
 use crate::model::CellFile;
@@ -132,20 +133,21 @@ impl Cells {
         self.waiting.iter_mut().for_each(|waiting| waiting.complete = false);
     }
 
-    /// A piece of code at the top of a cell is run: the run that it belongs to.
+    /// A piece of code at the top of a cell is run: the run that it belongs to, and whether it is the first
+    /// piece of it.
     pub(super) fn begin(
         &mut self,
         file: &Arc<str>,
         span: LineSpan,
         began: Began,
         runs: &mut Runs,
-    ) -> RunId {
+    ) -> (RunId, bool) {
         let cell = self.cell(file);
         let before = cell.last;
         let novelty = match before {
             Some((run, last)) if span.first > last.last => {
                 cell.last = Some((run, span));
-                return run;
+                return (run, false);
             }
             // `a = f(); b = f()` are two pieces of one run, and twice `a = f()` one of two.
             Some((_, last)) if last == span && span.first == span.last => Novelty::Perhaps,
@@ -157,7 +159,7 @@ impl Cells {
         let complete = self.told_since.is_some_and(|since| since <= began.after);
         let before = before.map(|(run, _)| run);
         self.wait(Waiting { run, span, began, novelty, before, complete, is_done: false }, runs);
-        run
+        (run, true)
     }
 
     /// A function of a cell is run: the run that defined it, as far as can be told the last one before.

@@ -55,7 +55,7 @@ impl Kernel {
     fn piece(&mut self, text: &str, span: LineSpan) -> RunId {
         self.now += 1_000_000;
         let began = Began { after: self.now, before: self.now };
-        self.cells.begin(&file(text), span, began, &mut self.runs)
+        self.cells.begin(&file(text), span, began, &mut self.runs).0
     }
 
     /// A cell of one line.
