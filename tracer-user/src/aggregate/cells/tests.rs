@@ -85,16 +85,18 @@ struct Notebook {
     last_id: u64,
     /// Code of the pieces of the last run.
     pieces: Vec<CodeId>,
+    /// Whether cells have names by text, and no number, or numbers.
+    is_named: bool,
 }
 
 impl Notebook {
     /// A kernel that holds something when the tracer comes.
-    fn new(held: [u64; 2]) -> Self {
+    fn new(held: [u64; 2], is_named: bool) -> Self {
         let mut core = Aggregator::default();
         let facts = ProcessFacts { python_minor: Some(10), ..ProcessFacts::default() };
         core.set_process(KERNEL, facts);
         let (runs, blocks, pieces) = (Vec::new(), Vec::new(), Vec::new());
-        Self { core, runs, blocks, totals: held, time: 0, last_id: 0, pieces }
+        Self { core, runs, blocks, totals: held, time: 0, last_id: 0, pieces, is_named }
     }
 
     fn id(&mut self) -> u64 {
@@ -132,7 +134,10 @@ impl Notebook {
         }
         let count = self.runs.len() + 1;
         // The digest is that of the text.
-        let file = format!("<ipython-input-{count}-0000000{text:05}>");
+        let file = match self.is_named {
+            true => format!("<command-{text}>"),
+            false => format!("<ipython-input-{count}-0000000{text:05}>"),
+        };
         self.piece(&file, 1);
         self.runs.push(Run { text, file, began_ns: self.time, pieces: 1, ..Run::default() });
     }
@@ -212,7 +217,12 @@ impl Notebook {
     }
 
     fn alloc(&mut self, back: usize, line: u32, device: u8, size: u64, where_: Where) {
-        let Some(run) = self.runs.len().checked_sub(1 + back) else { return };
+        let Some(mut run) = self.runs.len().checked_sub(1 + back) else { return };
+        if self.is_named {
+            // Functions that were not seen before are taken for the last run's of their cell.
+            let text = self.runs[run].text;
+            run = self.runs.iter().rposition(|run| run.text == text).unwrap();
+        }
         let stack = self.stack(run, line);
         let address = self.id() << 24;
         match where_ {
@@ -276,7 +286,7 @@ impl Notebook {
 
     /// What a run has to be listed as.
     fn expected(&self, run: usize) -> Execution {
-        let cell = Some(run as u32 + 1);
+        let cell = (!self.is_named).then_some(run as u32 + 1);
         let run = &self.runs[run];
         let devices: Vec<(Device, i64)> = run
             .change
@@ -300,6 +310,12 @@ impl Notebook {
     }
 }
 
+/// Which run it is: no two begin at once.
+fn run_of(notebook: &Notebook, execution: &Execution) -> usize {
+    let began_ns = (execution.started_s.unwrap() * 1e9).round() as u64;
+    notebook.runs.binary_search_by_key(&began_ns, |run| run.began_ns).unwrap()
+}
+
 /// With devices in order.
 fn sorted(execution: &Execution) -> Execution {
     let mut execution = execution.clone();
@@ -318,24 +334,24 @@ proptest! {
     #[test]
     fn every_run_is_accounted_for(
         held in (0..9u64, 0..9u64),
+        is_named: bool,
         steps in prop::collection::vec(step(), 0..150),
     ) {
-        let mut notebook = Notebook::new([held.0 << 20, held.1 << 20]);
+        let mut notebook = Notebook::new([held.0 << 20, held.1 << 20], is_named);
         steps.iter().for_each(|step| notebook.take(step));
         let process = notebook.snapshot();
         prop_assert_eq!(process.cells_unlisted.runs, 0);
         let mut listed = 0;
         for cell in &process.cells {
-            let of_cell: Vec<usize> = cell
-                .executions
-                .iter()
-                .map(|execution| execution.cell.unwrap() as usize - 1)
-                .collect();
+            let of_cell: Vec<usize> =
+                cell.executions.iter().map(|execution| run_of(&notebook, execution)).collect();
             let text = notebook.runs[of_cell[0]].text;
             let all = (0..notebook.runs.len()).filter(|&run| notebook.runs[run].text == text);
             prop_assert_eq!(&of_cell, &all.collect::<Vec<usize>>());
             prop_assert_eq!(cell.runs, of_cell.len() as u64);
-            prop_assert_eq!(cell.cell, Some(of_cell[of_cell.len() - 1] as u32 + 1));
+            let last = of_cell[of_cell.len() - 1] as u32;
+            prop_assert_eq!(cell.cell, (!is_named).then_some(last + 1));
+            prop_assert_eq!(cell.cell_seen.is_some(), is_named);
             for (execution, &run) in cell.executions.iter().zip(&of_cell) {
                 prop_assert_eq!(sorted(execution), notebook.expected(run));
             }
@@ -363,7 +379,7 @@ impl Numbers {
 /// listed as it is, and the tracer remembers no more than at the beginning.
 #[test]
 fn a_long_life_loses_no_byte() {
-    let mut notebook = Notebook::new([0, 0]);
+    let mut notebook = Notebook::new([0, 0], true);
     let mut numbers = Numbers(7);
     let (mut largest, count) = (0, 40_000usize);
     for number in 0..count {
@@ -401,7 +417,7 @@ fn a_long_life_loses_no_byte() {
     assert_eq!(change, notebook.totals.iter().sum::<u64>() as i64);
     let mut seen = 0;
     for execution in cells.iter().flat_map(|cell| &cell.executions) {
-        let run = execution.cell.unwrap() as usize - 1;
+        let run = run_of(&notebook, execution);
         assert_eq!(sorted(execution), notebook.expected(run));
         seen += 1;
     }
@@ -414,7 +430,7 @@ fn a_long_life_loses_no_byte() {
 
 /// A notebook whose one cell is run again and again.
 fn again(runs: &[&dyn Fn(&mut Notebook)]) -> Option<u64> {
-    let mut notebook = Notebook::new([0, 0]);
+    let mut notebook = Notebook::new([0, 0], false);
     for run in runs {
         notebook.run(0);
         run(&mut notebook);
@@ -455,7 +471,7 @@ fn what_a_further_run_leaves() {
 /// Records were dropped: what is not known is not made up.
 #[test]
 fn a_gap_makes_no_number_up() {
-    let mut notebook = Notebook::new([0, 0]);
+    let mut notebook = Notebook::new([0, 0], false);
     notebook.run(0);
     notebook.alloc(0, 1, 0, 10, Where::Pool);
     notebook.core.apply(Record::Loss { dropped: 1 });
@@ -472,7 +488,7 @@ fn a_gap_makes_no_number_up() {
 /// What a child allocates is the run's that forked it; it runs no cells of its own.
 #[test]
 fn children_have_no_runs_of_their_own() {
-    let mut notebook = Notebook::new([0, 0]);
+    let mut notebook = Notebook::new([0, 0], false);
     notebook.run(0);
     let child = Pid(200);
     let change = ProcessChange::Fork { child };
