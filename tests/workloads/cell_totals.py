@@ -7,13 +7,10 @@ what the totals changed by until the next mark, what it allocated, and what of t
 are marked by the kernel's own hook before a cell runs, whether that found the same totals.
 """
 
-import threading
-
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 DEVICES = range(torch.cuda.device_count())
-_main = threading.current_thread()
 # [run, allocated now, allocated ever]
 _marks = []
 # [execution count, bytes that other runs' threads have allocated, of the run's own the same]
@@ -42,7 +39,9 @@ def mark(number=True):
     global _hooks_agree
     totals = _totals()
     _hooks_agree = _hooks_agree and _hook == totals
-    _runs.append([get_ipython().execution_count if number else None, 0])
+    # Some versions have counted it already.
+    inputs = get_ipython().history_manager.input_hist_raw
+    _runs.append([len(inputs) - 1 if number else None, 0])
     _marks.append([len(_runs) - 1, *totals])
     return len(_runs) - 1
 

@@ -473,7 +473,8 @@ impl Aggregator {
         let failures =
             failures.map(|failure| self.failure(failure, process, &sites, seconds)).collect();
         let devices = process.ledger.devices();
-        let Listing { cells, unlisted } = process.cells.list(&process.ledger, &self.naming, seconds);
+        let Listing { cells, unlisted } =
+            process.cells.list(&process.ledger, &self.naming, seconds);
         ProcessSnapshot {
             pid,
             parent: facts.parent,

@@ -26,18 +26,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracer_common::calls::op;
 
+pub use self::{
+    change::PoolChange,
+    failure::{Failure, Failures, error_name},
+    pool::Pool,
+    sites::{SiteKey, SiteTotals, Sites},
+};
 use self::{
     contexts::Contexts,
     driver::{Announced, Block, Driver, Memory},
     pools::Pools,
     returned::Returned,
     virtual_memory::VirtualMemory,
-};
-pub use self::{
-    change::PoolChange,
-    failure::{Failure, Failures, error_name},
-    pool::Pool,
-    sites::{SiteKey, SiteTotals, Sites},
 };
 use crate::model::{
     AllocationEvent, Device, DriverCall, EventKind, Layer, Level, Phase, PoolFacts, PoolId,

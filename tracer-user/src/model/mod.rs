@@ -15,7 +15,7 @@ pub use ids::{
 };
 pub use judgement::{Ages, Confidence, HintKind, Judgement, Verdict};
 pub use snapshot::{
-    AllocatedReserved, Cell, Coverage, DeviceChange, DeviceSnapshot, Execution, Failure, Finished, Frame, FrameKind, GpuUse,
-    HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
-    UnlistedCells, ending,
+    AllocatedReserved, Cell, Coverage, DeviceChange, DeviceSnapshot, Execution, Failure, Finished,
+    Frame, FrameKind, GpuUse, HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA,
+    Site, Snapshot, Tracer, UnlistedCells, ending,
 };

@@ -39,12 +39,7 @@ struct Found<'a> {
 
 impl Cells {
     /// All cells that are known to have run.
-    pub fn list(
-        &self,
-        ledger: &Ledger,
-        naming: &Naming,
-        seconds: &dyn Fn(u64) -> f64,
-    ) -> Listing {
+    pub fn list(&self, ledger: &Ledger, naming: &Naming, seconds: &dyn Fn(u64) -> f64) -> Listing {
         let held = held(ledger, naming);
         let now = ledger.change();
         let mut cells: Vec<Found<'_>> = Vec::new();
@@ -184,7 +179,9 @@ fn execution(
         freed_later_bytes: freed_later,
         left_bytes: left,
         change_bytes: change.as_ref().and_then(PoolChange::total),
-        devices: devices.map(|(index, change_bytes)| DeviceChange { index, change_bytes }).collect(),
+        devices: devices
+            .map(|(index, change_bytes)| DeviceChange { index, change_bytes })
+            .collect(),
     };
     (execution, Sums { runs: 1, allocated, freed, freed_later, change })
 }

@@ -203,12 +203,15 @@ impl Cells {
                     runs: 1,
                     allocated: noted.forgotten,
                     freed: noted.forgotten,
-                    freed_later: noted.freed_at_end.map(|bytes| noted.forgotten.saturating_sub(bytes)),
+                    freed_later: noted
+                        .freed_at_end
+                        .map(|bytes| noted.forgotten.saturating_sub(bytes)),
                     change: noted.change,
                 }),
             }
         }
-        let known: FxHashSet<&str> = self.runs.values().map(|noted| identity(&noted.file)).collect();
+        let known: FxHashSet<&str> =
+            self.runs.values().map(|noted| identity(&noted.file)).collect();
         let unlisted = &mut self.unlisted;
         self.earlier.retain(|cell, sums| {
             let is_known = known.contains(&**cell);
@@ -230,8 +233,7 @@ impl Cells {
         let fresh = ledger.take_fresh();
         let Some(current) = self.current.take() else { return };
         let change = now.since(&current.base);
-        let Some((run, noted)) =
-            current.run.and_then(|run| Some((run, self.runs.get_mut(&run)?)))
+        let Some((run, noted)) = current.run.and_then(|run| Some((run, self.runs.get_mut(&run)?)))
         else {
             add_change(&mut self.unlisted.change, Some(&change));
             return;
@@ -243,9 +245,8 @@ impl Cells {
             Some(allocated.saturating_sub(left))
         };
         let fresh = fresh.filter(|_| !noted.is_resumed && noted.began_ns.is_some());
-        noted.freed_at_end = fresh.map(|keys| {
-            keys.iter().filter_map(freed).fold(noted.forgotten, u64::saturating_add)
-        });
+        noted.freed_at_end = fresh
+            .map(|keys| keys.iter().filter_map(freed).fold(noted.forgotten, u64::saturating_add));
     }
 
     #[cfg(test)]

@@ -10,8 +10,9 @@ use crate::{
         CellStart, CodeDefinition, LinesPiece, ProcessChange, Record, StackDefinition, StackFrame,
     },
     model::{
-        AllocationEvent, AllocatorTotals, Cell, CodeId, Device, DeviceAddress, DriverCall, EventKind,
-        Execution, Phase, Pid, PoolFacts, PoolId, ProcessSnapshot, StackId, StackRef, Tid,
+        AllocationEvent, AllocatorTotals, Cell, CodeId, Device, DeviceAddress, DriverCall,
+        EventKind, Execution, Phase, Pid, PoolFacts, PoolId, ProcessSnapshot, StackId, StackRef,
+        Tid,
     },
 };
 
@@ -22,12 +23,22 @@ const TEXTS: usize = 4;
 #[derive(Clone, Debug)]
 enum Step {
     /// A cell begins to run.
-    Run { text: usize },
+    Run {
+        text: usize,
+    },
     /// It comes to its next statement.
     Statement,
     /// A thread of an earlier run, or the run itself if `back` is 0, allocates.
-    Alloc { back: usize, line: u32, device: u8, size: u64, where_: Where },
-    Free { which: prop::sample::Index },
+    Alloc {
+        back: usize,
+        line: u32,
+        device: u8,
+        size: u64,
+        where_: Where,
+    },
+    Free {
+        which: prop::sample::Index,
+    },
     Tidy,
 }
 
@@ -42,7 +53,8 @@ enum Where {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let place = prop_oneof![4 => Just(Where::Pool), 1 => Just(Where::Driver), 1 => Just(Where::Pinned)];
+    let place =
+        prop_oneof![4 => Just(Where::Pool), 1 => Just(Where::Driver), 1 => Just(Where::Pinned)];
     let alloc = (0..4usize, 1..4u32, 0..2u8, 1..1_000_000u64, place);
     prop_oneof![
         3 => (0..TEXTS).prop_map(|text| Step::Run { text }),
@@ -304,7 +316,10 @@ impl Notebook {
             change_bytes: Some(devices.iter().map(|(_, bytes)| bytes).sum()),
             devices: devices
                 .into_iter()
-                .map(|(index, bytes)| crate::model::DeviceChange { index, change_bytes: Some(bytes) })
+                .map(|(index, bytes)| crate::model::DeviceChange {
+                    index,
+                    change_bytes: Some(bytes),
+                })
                 .collect(),
         }
     }
@@ -370,7 +385,8 @@ struct Numbers(u64);
 
 impl Numbers {
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
     }
 }
