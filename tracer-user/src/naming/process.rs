@@ -139,8 +139,8 @@ impl ProcessNames {
     fn span(&self, code: &Code) -> Option<LineSpan> {
         let kind = LineTableKind::of_minor(self.python_minor?);
         let table = LineTable { kind, first_line: code.first_line, bytes: &code.table };
-        let (first, last) = table.span()?;
-        Some(LineSpan { first, last })
+        let (first, last, column) = table.span()?;
+        Some(LineSpan { first, last, column })
     }
 
     /// Half of them, those that no stack has used for longest.

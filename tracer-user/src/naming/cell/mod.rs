@@ -56,6 +56,15 @@ const SETTLE: u64 = 1_000_000_000;
 pub(super) struct LineSpan {
     pub(super) first: u32,
     pub(super) last: u32,
+    /// The leftmost column, from CPython 3.11 on.
+    pub(super) column: Option<u32>,
+}
+
+impl LineSpan {
+    /// Whether both are one line, and the same.
+    fn is_line_of(self, other: Self) -> bool {
+        self.first == self.last && (self.first, self.last) == (other.first, other.last)
+    }
 }
 
 /// Between which moments something began, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -150,7 +159,14 @@ impl Cells {
                 return (run, false);
             }
             // `a = f(); b = f()` are two pieces of one run, and twice `a = f()` one of two.
-            Some((_, last)) if last == span && span.first == span.last => Novelty::Perhaps,
+            Some((run, last)) if span.is_line_of(last) => match (span.column, last.column) {
+                (Some(column), Some(before)) if column > before => {
+                    cell.last = Some((run, span));
+                    return (run, false);
+                }
+                (Some(_), Some(_)) => Novelty::New,
+                _ => Novelty::Perhaps,
+            },
             _ => Novelty::New,
         };
         let seen = cell.seen;
@@ -172,7 +188,7 @@ impl Cells {
         }
         let run = runs.add(file.clone(), cell.seen);
         cell.earlier = Some(run);
-        let (novelty, span) = (Novelty::Earlier, LineSpan { first: 0, last: 0 });
+        let (novelty, span) = (Novelty::Earlier, LineSpan { first: 0, last: 0, column: None });
         let complete = told;
         self.wait(
             Waiting { run, span, began: now, novelty, before: None, complete, is_done: false },
