@@ -4,8 +4,8 @@ mark() is the first statement of a cell: it notes what every device's allocator 
 has ever allocated. resume(run) says that an earlier run goes on. take(n) allocates n floats and knows whose
 they are; own(tensor) says so of a tensor that was made in another way. truth() gives of every run its number,
 what the totals changed by until the next mark, what it allocated, and what of that is left; of runs that
-are marked by the kernel's own hook before a cell runs, whether that found the same totals, unless the garbage
-collector ran in between.
+are marked by the kernel's own hook before a cell runs, whether that found the same totals. Garbage is
+collected when a cell says so: in the middle of a mark it would be the run's before or after.
 """
 
 import gc
@@ -29,25 +29,20 @@ def _totals():
     return [torch.cuda.memory_allocated(device) for device in DEVICES], ever
 
 
-def _collections():
-    return sum(generation["collections"] for generation in gc.get_stats())
-
-
 def _before(info):
     global _hook
-    _hook = _totals(), _collections()
+    _hook = _totals()
 
 
 def install(shell):
+    gc.disable()
     shell.events.register("pre_run_cell", _before)
 
 
 def mark(number=True):
     global _hooks_agree
     totals = _totals()
-    # The collector may have freed something since.
-    before, collections = _hook
-    _hooks_agree = _hooks_agree and (before == totals or collections != _collections())
+    _hooks_agree = _hooks_agree and _hook == totals
     # Some versions have counted it already.
     inputs = get_ipython().history_manager.input_hist_raw
     _runs.append([len(inputs) - 1 if number else None, 0])
