@@ -7,7 +7,7 @@ use rustc_hash::FxHashSet;
 use super::text::{CellLine, Part, PartText};
 use crate::model::CellFile;
 
-/// A run in [`Runs`].
+/// The id of a run. It is used again once the run is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunId(u32);
 
