@@ -477,7 +477,13 @@ def live(start, end):
         }
         let truth = kernel.truth(&mut trace);
         let snapshot = trace.finish();
-        let captured = captured(only_process(&snapshot));
+        let process = only_process(&snapshot);
+        let listed: u64 = process.cells.iter().map(|cell| cell.runs).sum();
+        // Every execution, the cells that make them, two before and one after.
+        assert_eq!(listed + process.cells_unlisted.runs, 100_000 + PARTS as u64 + 3);
+        let left: u64 = process.cells.iter().map(|cell| cell.left_bytes).sum();
+        assert_eq!(left, truth.values().sum::<u64>());
+        let captured = captured(process);
         let is_kept = |((.., text), _): &(Place, u64)| {
             text.as_ref().is_some_and(|text| text.starts_with("take("))
         };

@@ -71,6 +71,11 @@ impl Ends {
         self.asked_for.iter().chain(&self.children)
     }
 
+    /// The same.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Ended> {
+        self.asked_for.iter_mut().chain(&mut self.children)
+    }
+
     pub fn totals(&self) -> Finished {
         self.totals
     }

@@ -1,5 +1,6 @@
 //! Records in, snapshots out: the one owner of ledgers and names. Pure.
 
+mod cells;
 mod finished;
 mod gathered;
 mod judge;
@@ -20,6 +21,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tracer_common::counters::Counters;
 
 use self::{
+    cells::{Cells, Listing},
     finished::{Ended, Ends},
     gathered::Gathered,
     judge::Judge,
@@ -86,6 +88,8 @@ pub struct Moment {
 struct Process {
     facts: ProcessFacts,
     ledger: Ledger,
+    /// What runs of its cells do.
+    cells: Cells,
     /// Memory events taken.
     events: u64,
     /// What NVML counts for it.
@@ -104,7 +108,7 @@ impl Process {
         }
         facts.late.iter().for_each(|&level| ledger.note_late(level));
         let (gpus, sources) = (Vec::new(), Sources::default());
-        Self { facts, ledger, events: 0, gpus, sources, began_ns }
+        Self { facts, ledger, cells: Cells::default(), events: 0, gpus, sources, began_ns }
     }
 }
 
@@ -193,13 +197,22 @@ impl Aggregator {
             return;
         }
         let others = self.naming.forgotten();
-        self.processes.values_mut().for_each(|process| process.ledger.tidy(others));
+        let naming = &self.naming;
+        for Process { ledger, cells, .. } in self.processes.values_mut() {
+            ledger.tidy(others, |key, site| cells.forget_site(key, site, naming));
+        }
         if !self.naming.is_sweep_due() {
             return;
         }
         let ended = self.ends.iter().map(|ended| &ended.process.ledger);
         let ledgers = self.processes.values().map(|process| &process.ledger).chain(ended);
-        self.naming.sweep(ledgers.flat_map(Ledger::stacks));
+        let stacks: Vec<StackIndex> = ledgers.flat_map(Ledger::stacks).collect();
+        let ended = self.ends.iter_mut().map(|ended| &mut ended.process.cells);
+        let cells = self.processes.values_mut().map(|process| &mut process.cells).chain(ended);
+        // Which runs are parts of one is not known any more when they are gone.
+        let cells: Vec<_> = cells.map(|cells| (cells.executions(&self.naming), cells)).collect();
+        let gone = self.naming.sweep(stacks.into_iter());
+        cells.into_iter().for_each(|(executions, cells)| cells.forget_runs(&gone, executions));
     }
 
     /// Files of running processes whose text a report would show, and that were not asked for yet.
@@ -253,7 +266,10 @@ impl Aggregator {
             }
             Record::Cell(start) => {
                 self.naming.note_event(start.time_ns);
-                self.naming.begin_cell(&start);
+                let piece = self.naming.begin_cell(&start);
+                if let Some(Process { cells, ledger, .. }) = self.processes.get_mut(&start.pid) {
+                    cells.begin(piece, start.time_ns, ledger, &self.naming);
+                }
             }
             Record::CodeFreed(pid, code) => self.naming.free_code(pid, code),
             Record::Loss { dropped } => {
@@ -262,6 +278,7 @@ impl Aggregator {
                 // The ring buffer is shared, so any process may have lost something.
                 for process in self.processes.values_mut() {
                     process.ledger.note_loss();
+                    process.cells.note_gap();
                 }
             }
             Record::Process { pid, change, time_ns } => match change {
@@ -460,6 +477,8 @@ impl Aggregator {
         let failures =
             failures.map(|failure| self.failure(failure, process, &sites, seconds)).collect();
         let devices = process.ledger.devices();
+        let Listing { cells, unlisted } =
+            process.cells.list(&process.ledger, &self.naming, seconds);
         ProcessSnapshot {
             pid,
             parent: facts.parent,
@@ -488,7 +507,8 @@ impl Aggregator {
                 imported: process.ledger.imported(),
             },
             sites,
-            cells: Vec::new(),
+            cells,
+            cells_unlisted: unlisted,
             failures,
         }
     }

@@ -42,6 +42,8 @@ impl Activity {
         if self.phases.len() == MAX_PHASES {
             self.phases.pop_front();
         }
+        // Later than what was last before.
+        self.now.0 += 1;
         self.phases.push_back(self.now);
     }
 
@@ -89,10 +91,9 @@ mod tests {
         activity.note_phase();
         activity.note(30);
         let end = |moment| activity.end_of_phase(Active(moment));
-        assert_eq!(
-            (end(0), end(5), end(10), end(30)),
-            (Active(10), Active(10), Active(30), Active(30))
-        );
+        // The clock: 0, phase at 1, 11, phase at 12, 32.
+        assert_eq!((end(0), end(1), end(11)), (Active(1), Active(12), Active(12)));
+        assert_eq!((end(12), end(32)), (Active(32), Active(32)));
     }
 
     #[test]

@@ -9,9 +9,11 @@
 
 mod activity;
 mod block;
+mod change;
 mod contexts;
 mod driver;
 mod failure;
+mod fresh;
 mod history;
 mod pool;
 mod pool_name;
@@ -29,6 +31,7 @@ use tracer_common::calls::op;
 pub use self::{
     activity::{Active, Activity},
     block::Ages,
+    change::PoolChange,
     failure::{Failure, Failures, error_name},
     history::{Extent, History, PIECES, Timeline},
     pool::Pool,
@@ -190,9 +193,20 @@ impl Ledger {
     }
 
     /// Sites that have held nothing for a while, if there are very many, become those of the stack
-    /// `others`.
-    pub fn tidy(&mut self, others: StackIndex) {
-        self.sites.tidy(others);
+    /// `others`; each is told to `forget` before.
+    pub fn tidy(&mut self, others: StackIndex, forget: impl FnMut(&SiteKey, &SiteTotals)) {
+        self.sites.tidy(others, forget);
+    }
+
+    /// Call sites that are new since this was last asked; `None` if there were too many. The first time
+    /// there are none: it is not known which are.
+    pub fn take_fresh(&mut self) -> Option<Vec<SiteKey>> {
+        self.sites.fresh.take()
+    }
+
+    /// A call site.
+    pub fn site(&self, key: &SiteKey) -> Option<&SiteTotals> {
+        self.sites.get(key)
     }
 
     /// Failed allocations.
@@ -560,13 +574,13 @@ impl Ledger {
                 *memory = to;
             }
             memory.pooled = true;
-            self.sites.pool(&site(memory), memory.size, true);
+            self.sites.claim(&site(memory), memory.size);
             let size = memory.size;
             self.pools.entry(id).add_segment(start, size, Some(block));
         }
         for (start, size, memory) in self.memory.claim(address, size, id) {
             if let Some(memory) = memory {
-                self.sites.pool(&site(&memory), memory.size, true);
+                self.sites.claim(&site(&memory), memory.size);
             }
             self.pools.entry(id).add_segment(start, size, None);
         }

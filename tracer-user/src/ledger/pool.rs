@@ -36,6 +36,8 @@ pub struct Pool {
     private: BTreeMap<u64, u64>,
     /// There are private pools, and which segments are theirs is not known.
     has_unknown_private: bool,
+    /// Bytes in live blocks before the first event.
+    first_allocated: u64,
     /// What was there before the first event, and still is.
     before: AllocatedReserved,
     /// Bytes of live blocks whose events were dropped, less those of dead ones.
@@ -70,6 +72,7 @@ impl Pool {
             totals.allocated.saturating_add(size)
         };
         self.peak_allocated = allocated_bytes;
+        self.first_allocated = allocated_bytes;
         self.before = AllocatedReserved {
             allocated_bytes,
             reserved_bytes: totals.reserved.saturating_sub(self.segment_bytes),
@@ -280,6 +283,10 @@ impl Pool {
     /// Bytes of the segments that were traced.
     pub(super) fn segment_bytes(&self) -> u64 {
         self.segment_bytes
+    }
+
+    pub(super) fn first_allocated(&self) -> u64 {
+        self.first_allocated
     }
 
     pub(super) fn before(&self) -> AllocatedReserved {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::{activity::Activity, history::History};
+use super::{activity::Activity, fresh::Fresh, history::History};
 use crate::model::{Device, Level, StackIndex};
 
 /// What makes a call site: one stack, at one level, on one device.
@@ -35,6 +35,8 @@ pub struct SiteTotals {
     unknown_requests: u64,
     /// Of `live_bytes`, those out of which a pool cuts its blocks: they are held by the pool's sites.
     pub pooled_bytes: u64,
+    /// The same of `total_bytes`.
+    pub pooled_total_bytes: u64,
     /// Highest `live_bytes` before the last change; see [`SiteTotals::peak_bytes`].
     earlier_peak: u64,
     /// Time of the first allocation.
@@ -85,6 +87,7 @@ impl SiteTotals {
             requested_bytes: self.requested_bytes.saturating_add(other.requested_bytes),
             unknown_requests: self.unknown_requests + other.unknown_requests,
             pooled_bytes: self.pooled_bytes.saturating_add(other.pooled_bytes),
+            pooled_total_bytes: self.pooled_total_bytes.saturating_add(other.pooled_total_bytes),
             earlier_peak: peak,
             first_ns: first,
             last_ns: self.last_ns.max(other.last_ns),
@@ -115,9 +118,15 @@ pub struct Sites {
     activity: Activity,
     /// Those that held nothing when this was last looked at: by then no free of theirs can be taken back.
     empty: HashSet<SiteKey, FxBuildHasher>,
+    /// Those that are new.
+    pub(super) fresh: Fresh,
 }
 
 impl Sites {
+    pub(super) fn get(&self, key: &SiteKey) -> Option<&SiteTotals> {
+        self.all.get(key).map(|entry| &entry.totals)
+    }
+
     /// In no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&SiteKey, &SiteTotals)> {
         self.all.iter().map(|(key, entry)| (key, &entry.totals))
@@ -144,8 +153,12 @@ impl Sites {
     }
 
     /// Adds sites that have held nothing for a while to those of `others`, from too many on: half of them,
-    /// those that allocated last longest ago.
-    pub(super) fn tidy(&mut self, others: StackIndex) {
+    /// those that allocated last longest ago. Each is told to `forget` before.
+    pub(super) fn tidy(
+        &mut self,
+        others: StackIndex,
+        mut forget: impl FnMut(&SiteKey, &SiteTotals),
+    ) {
         let is_empty = |site: &SiteTotals| site.live_blocks == 0 && site.live_bytes == 0;
         let empty =
             self.all.iter().filter(|(key, entry)| is_empty(&entry.totals) && key.stack != others);
@@ -160,6 +173,7 @@ impl Sites {
         old.sort_unstable();
         for (_, key) in &old[..old.len() - MAX_EMPTY / 2] {
             if let Some(site) = self.all.remove(key) {
+                forget(key, &site.totals);
                 let key = SiteKey { stack: others, ..*key };
                 entry(&mut self.all, key, &self.activity).totals.merge(&site.totals);
             }
@@ -172,6 +186,7 @@ impl Sites {
         site.earlier_peak = site.peak_bytes();
         if site.total_blocks == 0 {
             site.first_ns = time_ns;
+            self.fresh.note(key);
         }
         site.last_ns = time_ns;
         site.live_bytes = site.live_bytes.saturating_add(size);
@@ -203,6 +218,14 @@ impl Sites {
             } else {
                 site.pooled_bytes.saturating_sub(size)
             };
+        }
+    }
+
+    /// A pool cuts its blocks out of this much of a site from now on.
+    pub(super) fn claim(&mut self, key: &SiteKey, size: u64) {
+        self.pool(key, size, true);
+        if let Some(site) = self.all.get_mut(key).map(|entry| &mut entry.totals) {
+            site.pooled_total_bytes = site.pooled_total_bytes.saturating_add(size);
         }
     }
 

@@ -78,6 +78,23 @@ pub enum Level {
 }
 
 impl Level {
+    /// Whether it is a pool's, which cuts its blocks out of the driver's.
+    pub const fn is_pool(self) -> bool {
+        match self {
+            Self::Pytorch | Self::Tensorflow | Self::Jax | Self::Cupy | Self::Onnxruntime => true,
+            Self::Driver | Self::Pinned | Self::Cpu => false,
+        }
+    }
+
+    /// Whether what is counted at it, on this device if known, is host memory.
+    pub const fn is_host(self, device: Option<Device>) -> bool {
+        match self {
+            Self::Pinned | Self::Cpu => true,
+            Self::Tensorflow | Self::Jax | Self::Onnxruntime => device.is_none(),
+            Self::Driver | Self::Pytorch | Self::Cupy => false,
+        }
+    }
+
     /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {

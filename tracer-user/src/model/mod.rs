@@ -16,8 +16,8 @@ pub use ids::{
 };
 pub use judgement::{Ages, Confidence, HintKind, Judgement, Verdict};
 pub use snapshot::{
-    AllocatedReserved, Cell, Coverage, DeviceSnapshot, Failure, Finished, Frame, FrameKind, GpuUse,
-    HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA, Site, Snapshot, Tracer,
-    ending,
+    AllocatedReserved, Cell, Coverage, DeviceChange, DeviceSnapshot, Execution, Failure, Finished,
+    Frame, FrameKind, GpuUse, HostSnapshot, PoolSnapshot, ProcessSnapshot, ProcessState, SCHEMA,
+    Site, Snapshot, Tracer, UnlistedCells, ending,
 };
 pub use user_frame::{is_user, is_user_file, user_frame, user_position};

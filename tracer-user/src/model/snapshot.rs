@@ -158,8 +158,10 @@ pub struct ProcessSnapshot {
     pub host: HostSnapshot,
     /// Call sites, most live bytes first.
     pub sites: Vec<Site>,
-    /// Notebook cells.
+    /// Notebook cells, in the order in which the first run that is listed began.
     pub cells: Vec<Cell>,
+    /// Runs of cells that are not listed any more.
+    pub cells_unlisted: UnlistedCells,
     /// Failed allocations, oldest first.
     pub failures: Vec<Failure>,
 }
@@ -347,19 +349,76 @@ pub struct Frame {
     pub folded: bool,
 }
 
-/// One notebook cell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// One notebook cell: a text, with all of its runs. Sizes are of device memory, that of pools and that of the
+/// driver which no pool has, so that no byte is counted twice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cell {
-    /// Execution count `In[n]`.
-    pub cell: u32,
+    /// Execution count `In[n]` of its last run whose count is known.
+    pub cell: Option<u32>,
+    /// Where none is known: its place in the order in which the tracer first saw the cells of the process.
+    pub cell_seen: Option<u32>,
+    /// What its code is called, as in [`Frame::file`].
+    pub file: String,
+    /// The first line of its text that is not empty.
+    pub source: Option<String>,
     /// Times it ran.
     pub runs: u64,
+    /// Bytes allocated by its code: what is outermost on the stack, on whichever thread.
+    pub allocated_bytes: u64,
+    /// Of these, bytes freed.
+    pub freed_bytes: u64,
+    /// Of these, bytes freed after the next run of a cell had begun; `null` if not known of all runs.
+    pub freed_later_bytes: Option<u64>,
+    /// Of these, bytes left.
+    pub left_bytes: u64,
+    /// What pools held more at the end of its runs than at their begin; `null` if not known of all.
+    pub change_bytes: Option<i64>,
+    /// What a further run leaves; `null` if it has not been run again.
+    pub again_bytes: Option<u64>,
+    /// Its last runs, in the order in which they began.
+    pub executions: Vec<Execution>,
+}
+
+/// One run of a cell. Sizes as those of [`Cell`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Execution {
+    /// Execution count `In[n]`, if it has one and that is known.
+    pub cell: Option<u32>,
+    /// When it began; `null` if that was not seen.
+    pub started_s: Option<f64>,
     /// Bytes allocated by it.
     pub allocated_bytes: u64,
     /// Of these, bytes freed.
     pub freed_bytes: u64,
-    /// Of these, bytes left.
+    /// Of these, bytes freed after the next run had begun.
+    pub freed_later_bytes: Option<u64>,
+    /// Of the allocated ones, bytes left.
     pub left_bytes: u64,
+    /// What pools have held more when the next run began (of the last run: now) than when it began.
+    pub change_bytes: Option<i64>,
+    /// The same by device; of a device that is not named nothing has changed.
+    pub devices: Vec<DeviceChange>,
+}
+
+/// What has changed on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceChange {
+    /// Device index.
+    pub index: Device,
+    /// Bytes in live blocks of pools that were added; `null` where a pool does not tell its total.
+    pub change_bytes: Option<i64>,
+}
+
+/// Runs of cells that are in no cell's entry: the code of these cells is gone, and nothing is left of what it
+/// allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UnlistedCells {
+    /// How many.
+    pub runs: u64,
+    /// Bytes allocated by them, all of which were freed.
+    pub allocated_bytes: u64,
+    /// As in [`Cell::change_bytes`].
+    pub change_bytes: Option<i64>,
 }
 
 /// One failed allocation.

@@ -71,36 +71,40 @@ impl LineTable<'_> {
     }
 
     /// The first and the last line that code was written on. What the compiler adds at the top has line 0,
-    /// or that of the whole from 3.11 on, without columns.
-    pub fn span(&self) -> Option<(u32, u32)> {
+    /// or that of the whole from 3.11 on, without columns. With it the leftmost column, where there are any:
+    /// of two statements on one line the later one's is larger.
+    pub fn span(&self) -> Option<(u32, u32, Option<u32>)> {
         let mut with_columns: Option<(u32, u32)> = None;
+        let mut leftmost: Option<u32> = None;
         let mut any: Option<(u32, u32)> = None;
         let widen = |span: &mut Option<(u32, u32)>, line: u32| {
             *span = Some(span.map_or((line, line), |(a, b)| (a.min(line), b.max(line))));
         };
         let mut last_end = 0;
-        let mut see = |end, line: Option<i64>, has_columns: bool| {
+        let mut see = |end, line: Option<i64>, column: Option<u32>| {
             // An empty range is nobody's.
             if let Some(line) = line.and_then(|line| u32::try_from(line).ok())
                 && line > 0
                 && end > last_end
             {
                 widen(&mut any, line);
-                if has_columns {
+                if let Some(column) = column {
                     widen(&mut with_columns, line);
+                    leftmost = Some(leftmost.map_or(column, |known| known.min(column)));
                 }
             }
             last_end = end;
             true
         };
         match self.kind {
-            LineTableKind::Lnotab => self.lnotab(true, |end, line| see(end, line, false)),
-            LineTableKind::Linetable => self.linetable(|end, line| see(end, line, false)),
+            LineTableKind::Lnotab => self.lnotab(true, |end, line| see(end, line, None)),
+            LineTableKind::Linetable => self.linetable(|end, line| see(end, line, None)),
             LineTableKind::Locations => {
                 self.locations(see);
             }
         }
-        with_columns.or(any)
+        let (first, last) = with_columns.or(any)?;
+        Some((first, last, leftmost))
     }
 
     /// Hands every range to `see`: its end, a byte offset, and its line, if it has one. Ranges come in
@@ -147,7 +151,7 @@ impl LineTable<'_> {
     }
 
     /// `None` where it is cut or malformed.
-    fn locations(&self, mut see: impl FnMut(u64, Option<i64>, bool) -> bool) -> Option<()> {
+    fn locations(&self, mut see: impl FnMut(u64, Option<i64>, Option<u32>) -> bool) -> Option<()> {
         let mut bytes = self.bytes.iter().copied();
         let mut end = 0u64;
         let mut line = i64::from(self.first_line);
@@ -155,31 +159,28 @@ impl LineTable<'_> {
             // The first byte of an entry has the top bit, its code, and the length in code units.
             let code = (first >> 3) & 15;
             end += 2 * (u64::from(first & 7) + 1);
-            let has_line = match code {
-                15 => false,
+            let column = match code {
+                13 | 15 => None,
                 14 => {
                     line += signed_varint(&mut bytes)?;
-                    for _ in 0..3 {
-                        varint(&mut bytes)?;
-                    }
-                    true
-                }
-                13 => {
-                    line += signed_varint(&mut bytes)?;
-                    true
+                    varint(&mut bytes)?;
+                    // One more than it is.
+                    let column = varint(&mut bytes)?.saturating_sub(1);
+                    varint(&mut bytes)?;
+                    Some(u32::try_from(column).unwrap_or(u32::MAX))
                 }
                 10..=12 => {
                     line += i64::from(code - 10);
+                    let column = bytes.next()?;
                     bytes.next()?;
-                    bytes.next()?;
-                    true
+                    Some(column.into())
                 }
-                _ => {
-                    bytes.next()?;
-                    true
-                }
+                _ => Some(u32::from(code) * 8 + u32::from(bytes.next()? >> 4 & 7)),
             };
-            if !see(end, has_line.then_some(line), has_line && code != 13) {
+            if code == 13 {
+                line += signed_varint(&mut bytes)?;
+            }
+            if !see(end, (code != 15).then_some(line), column) {
                 break;
             }
         }

@@ -20,14 +20,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tracer_common::wire::MAX_FRAMES;
 
 use self::{
-    cell::{Began, Cells, RunId, Runs},
+    cell::{Began, Cells, Run, Runs},
     gap::{Absence, Outer},
     intern::{Locations, Stack, Stacks, Strings},
     places::Places,
     process::{Code, ProcessNames},
 };
 pub use self::{
-    cell::{HistoryPage, HistoryRow, NotebookCell, NotebookPage},
+    cell::{HistoryPage, HistoryRow, NotebookCell, NotebookPage, RunFacts, RunId},
     line_table::{LineIndex, LineTable, LineTableKind},
     places::{CodeFile, Function, NewPlace, PlaceIndex},
 };
@@ -44,6 +44,22 @@ const SWEEP: usize = 8 * 1024;
 
 /// Most frames of a stack that others go on from: passes inside of passes.
 const MAX_JOINED: usize = 4 * MAX_FRAMES;
+
+/// A piece of a cell that IPython begins to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// It belongs to this run.
+    Of {
+        /// The run.
+        run: RunId,
+        /// Whether it is the run's first piece.
+        is_new: bool,
+    },
+    /// It is of no cell, or of no process that is known.
+    Nobodys,
+    /// Its definition was dropped.
+    Unknown,
+}
 
 /// Names of everything that was defined.
 ///
@@ -208,16 +224,36 @@ impl Naming {
     }
 
     /// IPython begins to run a piece of a cell. From the first one on every one is told.
-    pub fn begin_cell(&mut self, start: &CellStart) {
-        let Some(process) = self.processes.get_mut(&start.pid) else { return };
+    pub fn begin_cell(&mut self, start: &CellStart) -> Piece {
+        let Some(process) = self.processes.get_mut(&start.pid) else { return Piece::Nobodys };
         process.cells.note_told(start.time_ns);
         let began = Began { after: start.time_ns, before: start.time_ns };
         match start.code {
-            Some(code) if process.cells_of.is_none() => process.begin(code, began, &mut self.runs),
-            Some(_) => {}
+            Some(code) if process.cells_of.is_none() => {
+                match process.begin(code, began, &mut self.runs) {
+                    Some((run, is_new)) => Piece::Of { run, is_new },
+                    None => Piece::Nobodys,
+                }
+            }
+            Some(_) => Piece::Nobodys,
             // It could not be defined.
-            None => process.cells.note_gap(),
+            None => {
+                process.cells.note_gap();
+                Piece::Unknown
+            }
         }
+    }
+
+    /// The run whose code is the outermost of a cell's on a stack: what is outside of it is the same for
+    /// every cell.
+    pub fn run_of(&self, index: StackIndex) -> Option<RunId> {
+        let frames = self.stacks.get(index)?.frames();
+        frames.iter().rev().find_map(|&frame| self.locations.get(frame)?.run)
+    }
+
+    /// What is known of a run.
+    pub fn run(&self, run: RunId) -> Option<RunFacts> {
+        self.runs.get(run).map(Run::facts)
     }
 
     /// A cell's code object is seen for the first time: it is from a run.
@@ -235,7 +271,7 @@ impl Naming {
             }
             None => {
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.begin(code, self.now, &mut self.runs);
+                    let _ = process.begin(code, self.now, &mut self.runs);
                 }
             }
         }
@@ -401,17 +437,18 @@ impl Naming {
     }
 
     /// Forgets every stack that is not one of `used`, nor can still be named by an id, with all that only
-    /// those have.
-    pub fn sweep(&mut self, used: impl Iterator<Item = StackIndex>) {
+    /// those have. Returns the runs that are gone: their ids will be those of others.
+    pub fn sweep(&mut self, used: impl Iterator<Item = StackIndex>) -> FxHashSet<RunId> {
         let ids = self.processes.values().flat_map(ProcessNames::indices);
         let places = self.stacks.sweep(used.chain(ids));
         self.locations.sweep(&places);
         let runs = self.processes.values().flat_map(ProcessNames::runs);
         let ended = self.ended.iter().flat_map(|(_, cells)| cells.runs());
         let used: FxHashSet<RunId> = runs.chain(ended).chain(self.locations.runs()).collect();
-        self.runs.sweep(&used);
+        let gone = self.runs.sweep(&used);
         self.strings.sweep();
         self.swept = self.size();
+        gone
     }
 
     /// Forgets the ids and code objects of a process; its stacks stay for reports.

@@ -100,20 +100,27 @@ impl ProcessNames {
         self.codes.insert(id, code);
     }
 
-    /// Finds out which run of its cell a code object is from, if it is a cell's and that is not known. The
-    /// top of a run is a code object of its own; functions are from the last run before.
-    pub(super) fn begin(&mut self, id: CodeId, began: Began, runs: &mut Runs) {
-        let Some(code) = self.codes.get(&id).filter(|code| code.is_cell && code.run.is_none())
-        else {
-            return;
-        };
+    /// Finds out which run of its cell a code object is from, if it is a cell's. The top of a run is a code
+    /// object of its own; functions are from the last run before. Returns it, and whether it begins with
+    /// this code.
+    pub(super) fn begin(
+        &mut self,
+        id: CodeId,
+        began: Began,
+        runs: &mut Runs,
+    ) -> Option<(RunId, bool)> {
+        let code = self.codes.get(&id).filter(|code| code.is_cell)?;
+        if let Some(run) = code.run {
+            return Some((run, false));
+        }
         let span = is_cell_top(&code.function).then(|| self.span(code)).flatten();
         let file = code.file.clone();
-        let run = match span {
+        let (run, is_new) = match span {
             Some(span) => self.cells.begin(&file, span, began, runs),
-            None => self.cells.defined(&file, began, runs),
+            None => (self.cells.defined(&file, began, runs), false),
         };
         self.set_run(id, run);
+        Some((run, is_new))
     }
 
     /// The file of a cell's code object whose run is not known.
@@ -132,8 +139,8 @@ impl ProcessNames {
     fn span(&self, code: &Code) -> Option<LineSpan> {
         let kind = LineTableKind::of_minor(self.python_minor?);
         let table = LineTable { kind, first_line: code.first_line, bytes: &code.table };
-        let (first, last) = table.span()?;
-        Some(LineSpan { first, last })
+        let (first, last, column) = table.span()?;
+        Some(LineSpan { first, last, column })
     }
 
     /// Half of them, those that no stack has used for longest.

@@ -64,19 +64,12 @@ pub(super) fn holders(process: &ProcessSnapshot) -> impl Iterator<Item = &Site> 
 
 /// Whether this level is a pool's, which cuts its blocks out of the driver's.
 pub(super) fn is_pool(level: Level) -> bool {
-    match level {
-        Level::Pytorch | Level::Tensorflow | Level::Jax | Level::Cupy | Level::Onnxruntime => true,
-        Level::Driver | Level::Pinned | Level::Cpu => false,
-    }
+    level.is_pool()
 }
 
 /// Whether a site holds host memory.
 pub(super) fn is_host(site: &Site) -> bool {
-    match site.level {
-        Level::Pinned | Level::Cpu => true,
-        Level::Tensorflow | Level::Jax | Level::Onnxruntime => site.device.is_none(),
-        Level::Driver | Level::Pytorch | Level::Cupy => false,
-    }
+    site.level.is_host(site.device)
 }
 
 /// The stack of what was there when the tracer came.

@@ -88,15 +88,20 @@ pub(super) fn whole_place(frame: &Frame) -> String {
     place(frame, &frame.file)
 }
 
-fn place(frame: &Frame, file: &str) -> String {
-    let file = match (frame.cell, frame.cell_seen, CellFile::of(&frame.file)) {
-        (Some(number), ..) => format!("In[{number}]"),
+/// A cell: `In[7]`; `cell #2` by the order of first sight; `None` where the file is no cell's.
+pub(super) fn cell(number: Option<u32>, seen: Option<u32>, file: &str) -> Option<String> {
+    match (number, seen, CellFile::of(file)) {
+        (Some(number), ..) => Some(format!("In[{number}]")),
         // Other hosts have names of their own for their cells.
-        (None, _, Some(cell @ CellFile::Named { .. })) => cell.label(),
-        (None, Some(seen), _) => format!("cell #{seen}"),
-        (None, None, Some(cell)) => cell.label(),
-        (None, None, None) => file.to_owned(),
-    };
+        (None, _, Some(cell @ CellFile::Named { .. })) => Some(cell.label()),
+        (None, Some(seen), _) => Some(format!("cell #{seen}")),
+        (None, None, Some(cell)) => Some(cell.label()),
+        (None, None, None) => None,
+    }
+}
+
+fn place(frame: &Frame, file: &str) -> String {
+    let file = cell(frame.cell, frame.cell_seen, &frame.file).unwrap_or_else(|| file.to_owned());
     // Where the text is known, and yet not the line, a transformation has joined lines.
     let line = match frame.cell_line {
         None if frame.source.is_some() && frame.cell.is_some() => None,
@@ -128,6 +133,16 @@ pub(super) fn device(device: Option<Device>) -> String {
 /// A size: `1.2 GiB`.
 pub(super) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
+}
+
+/// A difference: `+1.2 GiB`.
+pub(super) fn difference(bytes: i64) -> String {
+    let sign = match bytes {
+        0 => "",
+        1.. => "+",
+        _ => "-",
+    };
+    format!("{sign}{}", size(bytes.unsigned_abs()))
 }
 
 /// A number with its thousands apart.

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    AllocatedReserved, Coverage, Device, DeviceSnapshot, Failure, Finished, Frame, FrameKind,
-    GpuUse, HostSnapshot, Judgement, Layer, Level, Pid, ProcessSnapshot, ProcessState, SCHEMA,
-    Site, Snapshot, Tracer,
+    AllocatedReserved, Cell, Coverage, Device, DeviceSnapshot, Execution, Failure, Finished, Frame,
+    FrameKind, GpuUse, HostSnapshot, Judgement, Layer, Level, Pid, ProcessSnapshot, ProcessState,
+    SCHEMA, Site, Snapshot, Tracer, UnlistedCells,
 };
 
 pub(super) fn frame(function: &str, file: &str, line: u32) -> Frame {
@@ -132,6 +132,7 @@ fn process() -> ProcessSnapshot {
             ),
         ],
         cells: Vec::new(),
+        cells_unlisted: UnlistedCells::default(),
         failures: Vec::new(),
     }
 }
@@ -491,6 +492,46 @@ fn notebook_cells() {
         site(&id.to_string(), Level::Pytorch, Some(0), mebibytes << 20, frames)
     })
     .collect();
+    let run = |cell, left_bytes| Execution {
+        cell,
+        started_s: Some(2.5),
+        allocated_bytes: 700 << 20,
+        freed_bytes: (700 << 20) - left_bytes,
+        freed_later_bytes: Some(0),
+        left_bytes,
+        change_bytes: Some(0),
+        devices: Vec::new(),
+    };
+    notebook.cells = vec![
+        Cell {
+            cell: Some(9),
+            cell_seen: None,
+            file: "/tmp/ipykernel_4242/32.py".to_owned(),
+            source: Some("train(\u{1b}[2J)".to_owned()),
+            runs: 7,
+            allocated_bytes: 3 << 30,
+            freed_bytes: 1 << 30,
+            freed_later_bytes: Some(1 << 20),
+            left_bytes: 2 << 30,
+            change_bytes: Some(-(5 << 20)),
+            again_bytes: Some(300 << 20),
+            executions: (3..10).map(|count| run(Some(count), 300 << 20)).collect(),
+        },
+        Cell {
+            cell: None,
+            cell_seen: Some(2),
+            file: "/tmp/ipykernel_4242/34.py".to_owned(),
+            source: None,
+            runs: 1,
+            allocated_bytes: 200 << 20,
+            freed_bytes: 0,
+            freed_later_bytes: None,
+            left_bytes: 200 << 20,
+            change_bytes: None,
+            again_bytes: None,
+            executions: vec![run(None, 200 << 20)],
+        },
+    ];
     let snapshot = snapshot(vec![notebook]);
     insta::assert_snapshot!("text_cells", render(write_text, &snapshot));
     insta::assert_snapshot!("folded_cells", render(write_folded, &snapshot));

@@ -27,9 +27,10 @@ use self::{
 pub use self::{
     history::{HistoryPage, HistoryRow},
     notebook::{NotebookCell, NotebookPage},
+    run::{RunFacts, RunId},
 };
 pub(super) use self::{
-    run::{Run, RunId, Runs},
+    run::{Run, Runs},
     text::Part,
 };
 use crate::model::CellFile;
@@ -55,6 +56,15 @@ const SETTLE: u64 = 1_000_000_000;
 pub(super) struct LineSpan {
     pub(super) first: u32,
     pub(super) last: u32,
+    /// The leftmost column, from CPython 3.11 on.
+    pub(super) column: Option<u32>,
+}
+
+impl LineSpan {
+    /// Whether both are one line, and the same.
+    fn is_line_of(self, other: Self) -> bool {
+        self.first == self.last && (self.first, self.last) == (other.first, other.last)
+    }
 }
 
 /// Between which moments something began, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -132,23 +142,31 @@ impl Cells {
         self.waiting.iter_mut().for_each(|waiting| waiting.complete = false);
     }
 
-    /// A piece of code at the top of a cell is run: the run that it belongs to.
+    /// A piece of code at the top of a cell is run: the run that it belongs to, and whether it is the first
+    /// piece of it.
     pub(super) fn begin(
         &mut self,
         file: &Arc<str>,
         span: LineSpan,
         began: Began,
         runs: &mut Runs,
-    ) -> RunId {
+    ) -> (RunId, bool) {
         let cell = self.cell(file);
         let before = cell.last;
         let novelty = match before {
             Some((run, last)) if span.first > last.last => {
                 cell.last = Some((run, span));
-                return run;
+                return (run, false);
             }
             // `a = f(); b = f()` are two pieces of one run, and twice `a = f()` one of two.
-            Some((_, last)) if last == span && span.first == span.last => Novelty::Perhaps,
+            Some((run, last)) if span.is_line_of(last) => match (span.column, last.column) {
+                (Some(column), Some(before)) if column > before => {
+                    cell.last = Some((run, span));
+                    return (run, false);
+                }
+                (Some(_), Some(_)) => Novelty::New,
+                _ => Novelty::Perhaps,
+            },
             _ => Novelty::New,
         };
         let seen = cell.seen;
@@ -157,7 +175,7 @@ impl Cells {
         let complete = self.told_since.is_some_and(|since| since <= began.after);
         let before = before.map(|(run, _)| run);
         self.wait(Waiting { run, span, began, novelty, before, complete, is_done: false }, runs);
-        run
+        (run, true)
     }
 
     /// A function of a cell is run: the run that defined it, as far as can be told the last one before.
@@ -170,7 +188,7 @@ impl Cells {
         }
         let run = runs.add(file.clone(), cell.seen);
         cell.earlier = Some(run);
-        let (novelty, span) = (Novelty::Earlier, LineSpan { first: 0, last: 0 });
+        let (novelty, span) = (Novelty::Earlier, LineSpan { first: 0, last: 0, column: None });
         let complete = told;
         self.wait(
             Waiting { run, span, began: now, novelty, before: None, complete, is_done: false },

@@ -4,12 +4,27 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 
-use super::text::{CellLine, PartText};
+use super::text::{CellLine, Part, PartText};
 use crate::model::CellFile;
 
-/// A run in [`Runs`].
+/// The id of a run. It is used again once the run is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(in crate::naming) struct RunId(u32);
+pub struct RunId(u32);
+
+/// What is known of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFacts {
+    /// What its code is called.
+    pub file: Arc<str>,
+    /// Place of its cell in the order in which the tracer first saw the cells of the process.
+    pub seen: u32,
+    /// The execution count, if known.
+    pub cell: Option<u32>,
+    /// The first line of its cell that is not empty, if the text is known.
+    pub source: Option<String>,
+    /// Whether it is what a cell magic at the top of its cell ran.
+    pub is_body: bool,
+}
 
 /// One run of one cell, or what is known of the runs that a function may be from.
 #[derive(Clone, Debug)]
@@ -28,6 +43,18 @@ impl Run {
     /// The number of the cell.
     pub(in crate::naming) fn cell(&self) -> Option<u32> {
         self.count
+    }
+
+    /// All that others may know of it.
+    pub(in crate::naming) fn facts(&self) -> RunFacts {
+        let text = self.text.as_ref();
+        RunFacts {
+            file: self.file.clone(),
+            seen: self.seen,
+            cell: self.count,
+            source: text.and_then(|(text, _)| text.head()).map(str::to_owned),
+            is_body: text.is_some_and(|(_, part)| *part != Part::WHOLE),
+        }
     }
 
     /// A line of its code.
@@ -80,15 +107,18 @@ impl Runs {
         self.runs.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// Forgets every run but those that are used.
-    pub(in crate::naming) fn sweep(&mut self, used: &FxHashSet<RunId>) {
+    /// Forgets every run but those that are used. Returns the others, whose ids will be used again.
+    pub(in crate::naming) fn sweep(&mut self, used: &FxHashSet<RunId>) -> FxHashSet<RunId> {
+        let mut gone = FxHashSet::default();
         for (index, run) in self.runs.iter_mut().enumerate() {
             let id = RunId(index as u32);
             if run.is_some() && !used.contains(&id) {
                 *run = None;
                 self.free.push(id);
+                gone.insert(id);
             }
         }
+        gone
     }
 
     /// How many there are.

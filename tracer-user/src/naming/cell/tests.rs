@@ -22,7 +22,12 @@ fn file(text: &str) -> Arc<str> {
 }
 
 fn line(line: u32) -> LineSpan {
-    LineSpan { first: line, last: line }
+    LineSpan { first: line, last: line, column: None }
+}
+
+/// The same where columns are known.
+fn column(line: u32, column: u32) -> LineSpan {
+    LineSpan { first: line, last: line, column: Some(column) }
 }
 
 impl Kernel {
@@ -55,7 +60,7 @@ impl Kernel {
     fn piece(&mut self, text: &str, span: LineSpan) -> RunId {
         self.now += 1_000_000;
         let began = Began { after: self.now, before: self.now };
-        self.cells.begin(&file(text), span, began, &mut self.runs)
+        self.cells.begin(&file(text), span, began, &mut self.runs).0
     }
 
     /// A cell of one line.
@@ -112,6 +117,22 @@ fn a_row_may_come_late() {
     kernel.store("a");
     kernel.look();
     assert_eq!(kernel.number(again), Some(2));
+}
+
+/// Two statements of one line, run again at once.
+#[test]
+fn columns_tell_statements_of_a_line_apart() {
+    let mut kernel = Kernel::told();
+    let text = "a; b";
+    let mut runs = Vec::new();
+    for _ in 0..2 {
+        kernel.store(text);
+        runs.push([0, 3].map(|at| kernel.piece(text, column(1, at))));
+    }
+    kernel.look();
+    assert!(runs.iter().all(|[first, second]| first == second));
+    let numbers: Vec<Option<u32>> = runs.iter().map(|[first, _]| kernel.number(*first)).collect();
+    assert_eq!(numbers, [1, 2].map(Some));
 }
 
 #[test]

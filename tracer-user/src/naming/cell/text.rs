@@ -64,6 +64,11 @@ impl CellText {
         self.raw.len() + self.transformed.as_deref().map_or(0, str::len)
     }
 
+    /// Its first line that is not empty.
+    pub(super) fn head(&self) -> Option<&str> {
+        lines(&self.raw).map(str::trim).find(|line| !line.is_empty())
+    }
+
     /// What a part may be called by ipykernel from 6 on, and which part.
     pub(super) fn hashes(&self) -> impl Iterator<Item = (u32, Part)> {
         self.parts().flat_map(|(part, text, _)| {

@@ -1,6 +1,7 @@
 //! The report for a person at a terminal, 80 columns wide where names allow.
 
 mod accuracy;
+mod cells;
 mod device;
 mod failures;
 mod fit;
@@ -19,7 +20,7 @@ use super::{
     label::{self, FileNames, cut},
     sanitize,
 };
-use crate::model::{CellFile, Finished, Frame, Level, ProcessSnapshot, ProcessState, Snapshot};
+use crate::model::{CellFile, Finished, Level, ProcessSnapshot, ProcessState, Snapshot};
 
 /// Writes the report.
 ///
@@ -122,16 +123,19 @@ fn write_process(
     ] {
         write_host(process, level, title, options, names, out)?;
     }
+    cells::write(process, options, out)?;
     write_cell_note(process, out)?;
     failures::write(&process.failures, out)
 }
 
 /// What `cell #n` means.
 fn write_cell_note(process: &ProcessSnapshot, out: &mut impl io::Write) -> io::Result<()> {
-    let mut frames = process.sites.iter().flat_map(|site| &site.frames);
-    let is_named =
-        |frame: &Frame| matches!(CellFile::of(&frame.file), Some(CellFile::Named { .. }));
-    if !frames.any(|frame| frame.cell_seen.is_some() && !is_named(frame)) {
+    let frames = process.sites.iter().flat_map(|site| &site.frames);
+    let cells = process.cells.iter().filter(|cell| cells::is_shown(cell));
+    let cells = cells.map(|cell| (cell.cell_seen, &cell.file));
+    let mut all = frames.map(|frame| (frame.cell_seen, &frame.file)).chain(cells);
+    let is_named = |file: &str| matches!(CellFile::of(file), Some(CellFile::Named { .. }));
+    if !all.any(|(seen, file)| seen.is_some() && !is_named(file)) {
         return Ok(());
     }
     let mut line = Paragraph::new("  cell #n:", 4);
