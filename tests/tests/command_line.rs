@@ -245,6 +245,38 @@ fn a_second_tracer_is_refused() {
     assert_refused(&output, 1, &message);
 }
 
+#[test]
+fn a_leak_can_be_a_failure() {
+    let mut target = leaking();
+    let pid = target.pid().to_string();
+    let known = tempfile::NamedTempFile::new().unwrap();
+    let file = known.path().to_str().unwrap();
+    let trace = |more: &[&str]| {
+        let arguments = ["--pid", &pid, "--duration", "3s", "--fail-on-leak"];
+        run(&[&arguments, more].concat())
+    };
+
+    let output = trace(&[]);
+    assert_refused(&output, 5, "something grows");
+    assert!(stderr(&output).contains("leak.py:18 holds "), "{}", stderr(&output));
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(report.contains("GROWING") && report.contains("losses.append"), "{report}");
+
+    fs::write(known.path(), "# as it is meant to be\nleak:leak.py:18\n").unwrap();
+    let output = trace(&["--suppressions", file]);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    fs::write(known.path(), "leak:leak.py until:2026-01-01\n").unwrap();
+    let output = trace(&["--suppressions", file]);
+    assert_refused(&output, 5, "the suppression `leak.py` has expired");
+
+    fs::write(known.path(), "losses\n").unwrap();
+    assert_refused(&trace(&["--suppressions", file]), 2, "line 1: it does not begin with `leak:`");
+    assert_refused(&trace(&["--suppressions", "/nowhere"]), 1, "cannot read the suppressions");
+    assert_refused(&run(&["--pid", &pid, "--suppressions", file]), 2, "--fail-on-leak");
+    target.kill();
+}
+
 /// `kill -9` of the tracer while four threads allocate as fast as they can.
 #[test]
 fn a_killed_tracer_leaves_nothing_behind() {

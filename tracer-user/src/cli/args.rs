@@ -19,7 +19,7 @@ Examples:
   sudo cudatrace doctor --pid 4242                       what would be traced, and what is missing
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 missing privilege or kernel feature,
-4 no such process or nothing to trace.";
+4 no such process or nothing to trace, 5 something grows (--fail-on-leak).";
 
 /// Which Python line holds which bytes of GPU memory, in a process that is already running.
 ///
@@ -104,6 +104,13 @@ pub struct TraceArgs {
     /// Show every frame: also those of IPython, ipykernel, event loops and module calls
     #[arg(long)]
     pub full_stacks: bool,
+    /// End with 5 if anything grows (docs/verdicts.md), after the last report
+    #[arg(long)]
+    pub fail_on_leak: bool,
+    /// What is known to grow and no reason to fail: a file of lines `leak:PATTERN`, with a date from which
+    /// on it is one, `leak:PATTERN until:2027-01-31`, if there is one
+    #[arg(long, value_name = "FILE", requires = "fail_on_leak")]
+    pub suppressions: Option<PathBuf>,
     /// Show the log of the programs in the kernel
     #[arg(long)]
     pub log_ebpf: bool,

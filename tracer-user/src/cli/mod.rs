@@ -24,6 +24,7 @@ mod code {
     pub const USAGE: u8 = 2;
     pub const MISSING: u8 = 3;
     pub const NOTHING: u8 = 4;
+    pub const LEAK: u8 = 5;
 }
 
 /// Runs the program on the arguments of the process.
@@ -72,6 +73,9 @@ fn exit_code(error: &Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<PrivilegeError>() || cause.is::<doctor::Unable>() {
             return code::MISSING;
+        }
+        if cause.is::<trace::LeaksFound>() {
+            return code::LEAK;
         }
         if cause.is::<UsageError>() {
             return code::USAGE;

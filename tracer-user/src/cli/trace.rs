@@ -1,8 +1,16 @@
 //! The trace from start to final report.
 
-use std::{io::IsTerminal as _, path::PathBuf, slice, time::Duration};
+use std::{
+    fs::File,
+    io::{IsTerminal as _, Read as _},
+    path::PathBuf,
+    slice,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
+use thiserror::Error;
+use time::OffsetDateTime;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, MissedTickBehavior, interval_at, sleep_until},
@@ -17,8 +25,8 @@ use super::{
 use crate::{
     bpf::LoadOptions,
     discover::plan::Extras,
-    model::Pid,
-    report::Options,
+    model::{Pid, Snapshot},
+    report::{MAX_SUPPRESSIONS, Options, Suppressions, leaks, sanitize},
     session::{Session, Tap},
     sys::privilege,
 };
@@ -33,6 +41,8 @@ struct Plan<'a> {
     standard_output: Option<Format>,
     files: Vec<OutputFile>,
     events: Option<Tap>,
+    /// What may grow, if growth is to be a failure.
+    known: Option<Suppressions>,
     /// Time between reports on standard output, if there are any before the last.
     interval: Option<Duration>,
 }
@@ -58,6 +68,7 @@ fn plan(args: &Args) -> Result<Plan<'_>> {
             standard_output: None,
             files: files(slice::from_ref(output), Some(Format::Flamegraph))?,
             events: events(trace)?,
+            known: known(trace)?,
             interval: None,
         },
         _ => {
@@ -72,6 +83,7 @@ fn plan(args: &Args) -> Result<Plan<'_>> {
                 standard_output,
                 files: files(&args.output, args.format)?,
                 events: events(&args.trace)?,
+                known: known(&args.trace)?,
                 interval: (standard_output == Some(Format::Text)).then_some(args.interval),
             }
         }
@@ -173,7 +185,49 @@ async fn follow(plan: Plan<'_>) -> Result<()> {
     }
     // The kernel takes some time for each probe (docs/overhead.md); the target is not held up.
     eprintln!("cudatrace: detaching");
-    Ok(())
+    match plan.known {
+        Some(known) => refuse_leaks(&snapshot, &known),
+        None => Ok(()),
+    }
+}
+
+/// What is known to grow, if growth is to be a failure.
+fn known(trace: &TraceArgs) -> Result<Option<Suppressions>> {
+    if !trace.fail_on_leak {
+        return Ok(None);
+    }
+    let Some(path) = &trace.suppressions else { return Ok(Some(Suppressions::default())) };
+    let context = || format!("cannot read the suppressions in `{}`", path.display());
+    let file = File::open(path).with_context(context)?;
+    let mut text = String::new();
+    file.take(MAX_SUPPRESSIONS).read_to_string(&mut text).with_context(context)?;
+    match Suppressions::parse(&text) {
+        Ok(known) => Ok(Some(known)),
+        Err(error) => Err(UsageError(format!("{}: {error}", path.display())).into()),
+    }
+}
+
+/// Something grows.
+#[derive(Debug, Error)]
+#[error(
+    "something grows: {0} call sites (--fail-on-leak); those that are meant to can be listed with --suppressions"
+)]
+pub struct LeaksFound(usize);
+
+/// Call sites that are named one by one.
+const NAMED: usize = 10;
+
+fn refuse_leaks(snapshot: &Snapshot, known: &Suppressions) -> Result<()> {
+    let today = OffsetDateTime::now_utc().date();
+    for pattern in known.expired(today) {
+        eprintln!("cudatrace: the suppression `{}` has expired", sanitize(pattern));
+    }
+    if !snapshot.tracer.exact {
+        eprintln!("cudatrace: the report is incomplete, and so is what is known of growth");
+    }
+    let leaks = leaks(snapshot, known, today);
+    leaks.iter().take(NAMED).for_each(|leak| eprintln!("cudatrace: {leak}"));
+    if leaks.is_empty() { Ok(()) } else { Err(LeaksFound(leaks.len()).into()) }
 }
 
 fn listed(pids: &[u32]) -> String {

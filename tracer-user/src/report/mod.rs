@@ -8,12 +8,18 @@ mod fold;
 mod folded;
 mod json;
 mod label;
+mod leaks;
 mod sanitize;
 mod text;
 
 pub use self::{
-    events::write_event, flamegraph::write_flamegraph, folded::write_folded, json::write_json,
-    sanitize::sanitize, text::write_text,
+    events::write_event,
+    flamegraph::write_flamegraph,
+    folded::write_folded,
+    json::write_json,
+    leaks::{Leak, MAX_SUPPRESSIONS, SuppressionError, Suppressions, leaks},
+    sanitize::sanitize,
+    text::write_text,
 };
 
 pub use crate::model::is_user_file;
