@@ -5,14 +5,21 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
-use cudatrace_tests::{child::Talker, sandbox_python, trace::Trace, workload};
+use cudatrace_tests::{
+    child::Talker,
+    sandbox_python,
+    trace::{Trace, only_process, text},
+    workload,
+};
 use serde::Deserialize;
 use serde_json::Value;
 use tracer_user::{
     bpf::LoadOptions,
-    model::{ProcessSnapshot, Site, Verdict},
+    model::{HintKind, Level, ProcessSnapshot, Site, Verdict},
 };
 
 /// Programs that run at a time: they sleep most of it.
@@ -175,4 +182,81 @@ fn judge(part: &str) {
 #[test]
 fn tuned() {
     judge("tuned");
+}
+
+/// A notebook: what a loop in an earlier cell leaves, cells that are run again, a cell's value, a traceback.
+#[test]
+fn cells_of_a_notebook() {
+    const SET_UP: &str = "import torch, rig\nnet = rig.Net().cuda()\nstored, models = [], []\n\
+                          class Shown:\n    def __init__(self, data): self.data = data";
+    const LOOP: &str =
+        "for _ in range(60):\n    stored.append(net(rig.batch()))\n    rig.step(0.02)";
+    const TRAIN: &str = "def train(steps):\n    for step in range(steps):\n        \
+                         x = rig.batch(512)\n        net(x).sum().backward()\n        \
+                         net.zero_grad()\n        if step == 39: raise ValueError(step)\n        rig.step(0.02)";
+    let corpus = fs::canonicalize(workload("../corpus")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let env = [
+        ("PYTHONPATH", corpus.to_str().unwrap()),
+        ("IPYTHONDIR", folder.path().to_str().unwrap()),
+        ("JUPYTER_RUNTIME_DIR", folder.path().to_str().unwrap()),
+    ];
+    let arguments = ["--colors=NoColor"];
+    let mut kernel =
+        Talker::python(&sandbox_python(), &workload("kernel_driver.py"), &arguments, &env);
+    let pid = kernel.line()["pid"].as_u64().unwrap() as u32;
+    let mut trace = Trace::attach(pid, &LoadOptions::default());
+    let mut run = |source: &str, trace: &mut Trace| {
+        kernel.say(&serde_json::json!({ "run": source }).to_string());
+        trace.line(&mut kernel)["status"].as_str().unwrap().to_owned()
+    };
+    let mut ok = |source: &str, trace: &mut Trace| assert_eq!(run(source, trace), "ok", "{source}");
+    ok(SET_UP, &mut trace);
+    ok(LOOP, &mut trace);
+    // Other cells run for longer.
+    ok("for _ in range(100):\n    y = net(rig.batch()).detach()\n    rig.step(0.02)", &mut trace);
+    for _ in 0..4 {
+        ok("again = rig.Net().cuda(); models.append(again)", &mut trace);
+        ok("rebound = rig.batch(300)", &mut trace);
+        ok("Shown(rig.batch(700))", &mut trace);
+    }
+    ok(TRAIN, &mut trace);
+    assert_eq!(run("train(60)", &mut trace), "error");
+    let mut ok = |source: &str, trace: &mut Trace| assert_eq!(run(source, trace), "ok", "{source}");
+    ok("kept_aside = 1", &mut trace);
+    thread::sleep(Duration::from_millis(1200));
+
+    let snapshot = trace.snapshot();
+    let process = only_process(&snapshot);
+    // Sites of the cell's line with this text that hold something.
+    let sites = |text: &str| {
+        let has = |site: &&Site| {
+            let own = site.frames.iter().filter_map(|frame| frame.source.as_deref());
+            site.level == Level::Pytorch
+                && site.live_bytes > 0
+                && own.into_iter().any(|s| s.contains(text))
+        };
+        process.sites.iter().filter(has).map(|site| &site.judgement).collect::<Vec<_>>()
+    };
+    let report = text(&snapshot);
+    let stored = sites("stored.append");
+    assert!(stored.iter().any(|found| found.verdict == Verdict::Growing), "{stored:?}\n{report}");
+    let again = sites("models.append");
+    assert!(again.len() >= 4, "{report}");
+    for found in again {
+        assert_eq!(found.verdict, Verdict::Growing, "{found:?}\n{report}");
+        assert!(found.growth_bytes_per_run > Some(0));
+        assert_eq!(found.hint_kind, Some(HintKind::RerunCell));
+    }
+    let rebound = sites("rebound =");
+    assert_eq!(rebound.len(), 1, "only the last is held\n{report}");
+    assert_eq!((rebound[0].verdict, rebound[0].hint_kind), (Verdict::OneOff, None), "{report}");
+    for found in sites("rig.batch(700)") {
+        assert_eq!(found.hint_kind, Some(HintKind::CellResult), "{report}");
+        assert_eq!(found.verdict, Verdict::Growing, "{report}");
+    }
+    let left = sites("x = rig.batch(512)");
+    assert_eq!(left.len(), 1, "{report}");
+    assert_eq!(left[0].hint_kind, Some(HintKind::Traceback), "{left:?}\n{report}");
+    assert!(left[0].hint.as_ref().is_some_and(|hint| hint.contains("sys.last_traceback")));
 }

@@ -27,7 +27,7 @@ impl<'a> Judge<'a> {
         let end = activity.end_of_phase(history.last());
         let evidence = Evidence {
             timeline: history.timeline(end),
-            is_over: end < activity.now(),
+            is_over: activity.is_over(history.last()),
             live_bytes: totals.live_bytes,
             live_blocks: totals.live_blocks,
             total_blocks: totals.total_blocks,

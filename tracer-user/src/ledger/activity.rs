@@ -57,6 +57,11 @@ impl Activity {
         self.frees
     }
 
+    /// Whether another phase has begun since a moment.
+    pub fn is_over(&self, moment: Active) -> bool {
+        self.phases.back().is_some_and(|begin| *begin > moment)
+    }
+
     /// When the phase ended that this moment is in; now, if that is this one.
     pub fn end_of_phase(&self, moment: Active) -> Active {
         let next = self.phases.partition_point(|begin| *begin <= moment);
@@ -94,6 +99,7 @@ mod tests {
         // The clock: 0, phase at 1, 11, phase at 12, 32.
         assert_eq!((end(0), end(1), end(11)), (Active(1), Active(12), Active(12)));
         assert_eq!((end(12), end(32)), (Active(32), Active(32)));
+        assert!(activity.is_over(Active(11)) && !activity.is_over(Active(12)));
     }
 
     #[test]

@@ -86,8 +86,8 @@ pub struct Judgement {
     pub repetitions: u64,
     /// Of the blocks that were ever allocated here, the part that is live.
     pub survival: f64,
-    /// Whether it used to give everything back, and what it holds was left by a run of a cell that is
-    /// over.
+    /// Whether what it holds is the last of what it went through in a run of a cell that is over: most of
+    /// its blocks were freed.
     pub is_leftover: bool,
     /// Ages of the live blocks; `null` where there are none, and below the pools.
     pub ages_s: Option<Ages>,

@@ -40,7 +40,7 @@ fn kind(subject: &Subject<'_>) -> Option<HintKind> {
     let grows = subject.verdict == Verdict::Growing;
     if subject.earlier_bytes > 0 {
         let kind =
-            if is_result(subject.frames) { HintKind::CellResult } else { HintKind::RerunCell };
+            if in_result(subject.frames) { HintKind::CellResult } else { HintKind::RerunCell };
         return Some(kind);
     }
     if subject.is_leftover {
@@ -153,7 +153,12 @@ fn is_in_function(frames: &[Frame]) -> bool {
     user_frame(frames).is_some_and(|frame| !is_cell_top(&frame.function))
 }
 
-/// Whether it is the value of a cell's last line.
+/// Whether it was allocated while the value of a cell's last line was made.
+fn in_result(frames: &[Frame]) -> bool {
+    frames.iter().any(|frame| frame.cell_result && is_cell_top(&frame.function))
+}
+
+/// Whether it is, by all that is seen, the value of a cell's last line itself.
 fn is_result(frames: &[Frame]) -> bool {
     let Some(own) = user_position(frames).and_then(|position| frames.get(position)) else {
         return false;

@@ -23,6 +23,9 @@ const TOO_NEW: u64 = 1_000_000_000;
 /// Of its peak, what a site may hold on to and still give everything back.
 const REMAINDER: f64 = 0.05;
 
+/// Of all blocks, the part that is live where they were allocated to be kept.
+const MOSTLY: f64 = 0.5;
+
 /// What is known of a site.
 #[derive(Clone, Debug)]
 pub struct Evidence {
@@ -52,10 +55,7 @@ pub struct Evidence {
 
 /// Judges a site by itself.
 pub fn judge(evidence: &Evidence) -> Judgement {
-    let survival = match evidence.total_blocks {
-        0 => 0.0,
-        total => evidence.live_blocks as f64 / total as f64,
-    };
+    let survival = survival(evidence);
     let growth = growth(evidence);
     let verdict = verdict(evidence, growth.as_ref(), survival);
     let is_judged = verdict != Verdict::Unknown;
@@ -69,7 +69,7 @@ pub fn judge(evidence: &Evidence) -> Judgement {
         growth_bytes_per_repetition: grows.map(|growth| growth.bytes / growth.repetitions.max(1)),
         repetitions,
         survival,
-        is_leftover: verdict == Verdict::OneOff && is_leftover(evidence),
+        is_leftover: verdict == Verdict::Steady && is_leftover(evidence),
         verdict,
         confidence: is_judged.then(|| confidence(repetitions, evidence.lossy)),
         ..Judgement::default()
@@ -92,13 +92,23 @@ fn verdict(evidence: &Evidence, growth: Option<&Growth>, survival: f64) -> Verdi
     if gives_back(evidence) && !is_leftover(evidence) {
         return Verdict::Transient;
     }
-    if survival >= 0.5 { Verdict::OneOff } else { Verdict::Steady }
+    if survival >= MOSTLY { Verdict::OneOff } else { Verdict::Steady }
 }
 
-/// Whether what it holds was left when its phase ended, although it used to give everything back.
+/// Whether what it holds is the last of what it went through in a phase that is over.
 fn is_leftover(evidence: &Evidence) -> bool {
     let peak = evidence.timeline.pieces.iter().map(|piece| piece.high).max().unwrap_or(0);
-    evidence.is_over && gives_back(evidence) && evidence.live_bytes as f64 > peak as f64 * REMAINDER
+    evidence.is_over
+        && evidence.live_bytes as f64 > peak as f64 * REMAINDER
+        && survival(evidence) < MOSTLY
+}
+
+/// Of all blocks, the part that is live.
+fn survival(evidence: &Evidence) -> f64 {
+    match evidence.total_blocks {
+        0 => 0.0,
+        total => evidence.live_blocks as f64 / total as f64,
+    }
 }
 
 /// Whether it came down to almost nothing in the second half of its time.

@@ -126,9 +126,9 @@ fn too_little_is_known() {
 
 #[test]
 fn what_is_left_of_a_run() {
-    let step = site(&levels(60, |step| step / 59 * 500 * MIB), 500 * MIB, 10);
+    let step = site(&levels(60, |step| step / 59 * 500 * MIB), 500 * MIB, 50);
     let over = judge(&Evidence { is_over: true, ..step });
-    assert_eq!((over.verdict, over.is_leftover), (Verdict::OneOff, true));
+    assert_eq!((over.verdict, over.is_leftover), (Verdict::Steady, true));
     assert_eq!(verdict_of(&site(&[0, 0], 9, 1)), Verdict::Transient, "nothing is left");
 }
 
