@@ -8,7 +8,7 @@ use cudatrace_tests::{
     trace::{Trace, only_process},
     workload,
 };
-use tracer_user::bpf::LoadOptions;
+use tracer_user::{bpf::LoadOptions, model::Site};
 
 /// Copies a file into a root, with every shared library that it loads.
 fn copy_with_libraries(root: &Path, file: &Path) {
@@ -71,11 +71,14 @@ fn a_container_is_attached_by_its_host_pid() {
     let snapshot = trace.snapshot();
     let process = only_process(&snapshot);
     assert_eq!(process.python.as_deref().map(|version| &version[..4]), Some("3.11"));
-    let total: u64 = process.sites.iter().map(|site| site.total_bytes).sum();
+    // Some of CPython 3.11's subinterpreters have no stack (docs/python-frames.md).
+    let (named, untold): (Vec<_>, Vec<_>) =
+        process.sites.iter().partition(|site| !site.frames.is_empty());
+    let bytes = |sites: &[&Site]| sites.iter().map(|site| site.total_bytes).sum::<u64>();
     let stacks = truth["stacks"].as_array().unwrap();
-    assert_eq!(total, stacks.iter().map(|stack| stack["bytes"].as_u64().unwrap()).sum::<u64>());
-    assert_eq!(process.sites.len(), stacks.len());
-    assert!(process.sites.iter().all(|site| !site.frames.is_empty()));
+    let expected: u64 = stacks.iter().map(|stack| stack["bytes"].as_u64().unwrap()).sum();
+    assert_eq!((named.len(), bytes(&named)), (stacks.len(), expected));
+    assert_eq!(Some(bytes(&untold)), truth["untold"].as_u64());
     let driver: Vec<_> =
         snapshot.tracer.coverage.iter().filter(|entry| entry.symbol == "cuMemAlloc_v2").collect();
     assert!(
