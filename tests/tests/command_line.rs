@@ -277,6 +277,40 @@ fn a_leak_can_be_a_failure() {
     target.kill();
 }
 
+#[test]
+fn two_reports_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = |name: &str, target: &Talker| {
+        let file = folder.path().join(name).to_str().unwrap().to_owned();
+        let pid = target.pid().to_string();
+        let output = run(&["--pid", &pid, "--duration", "2s", "-o", &file]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        file
+    };
+    let mut target = leaking();
+    let before = report("before.json", &target);
+    target.kill();
+    let mut other = Talker::python(&sandbox_python(), &workload("pytorch_steps.py"), &[], &[]);
+    assert_eq!(other.line()["ready"], true);
+    let after = report("after.json", &other);
+    other.kill();
+
+    let output = run(&["diff", &before, &after]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("leak.py:18 in step  grows no more"), "{text}");
+    let output = run(&["diff", &before, &after, "--json"]);
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["lines"][0]["change"], "gone");
+    assert!(found["lines"][0]["before_bytes"].as_u64().unwrap() > 1 << 20);
+    assert!(
+        String::from_utf8_lossy(&run(&["diff", &before, &before]).stdout).contains("every line")
+    );
+    fs::write(&after, "{}").unwrap();
+    assert_refused(&run(&["diff", &before, &after]), 1, "it is no report in JSON");
+    assert_refused(&run(&["diff", &before, "/nowhere"]), 1, "cannot read `/nowhere`");
+}
+
 /// `kill -9` of the tracer while four threads allocate as fast as they can.
 #[test]
 fn a_killed_tracer_leaves_nothing_behind() {

@@ -16,6 +16,7 @@ Examples:
   sudo cudatrace --pid 4242 --duration 30s               one report after half a minute
   sudo cudatrace --pid 4242 --duration 30s -o report.json -o leak.svg
   sudo cudatrace flamegraph --pid 4242 -o leak.svg       picture of what is not freed, at Ctrl-C
+  cudatrace diff before.json after.json                  which lines hold more, and which less
   sudo cudatrace doctor --pid 4242                       what would be traced, and what is missing
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 missing privilege or kernel feature,
@@ -60,6 +61,28 @@ pub enum Verb {
     },
     /// Show what can be traced here, and what to do about each gap; attaches nothing
     Doctor(DoctorArgs),
+    /// Compare two reports in JSON, line by line: what holds more, what less
+    Diff(DiffArgs),
+}
+
+/// What to compare.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DiffArgs {
+    /// The earlier report
+    #[arg(value_name = "BEFORE.json")]
+    pub before: PathBuf,
+    /// The later one
+    #[arg(value_name = "AFTER.json")]
+    pub after: PathBuf,
+    /// Leave out smaller differences, such as 1MiB
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub min_bytes: ByteSize,
+    /// Show at most this many lines
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// As JSON: the schema cudatrace.diff/1
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What to look at.

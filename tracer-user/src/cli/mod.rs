@@ -1,6 +1,7 @@
 //! The command line: arguments as typed, then as meant, then the trace.
 
 mod args;
+mod diff;
 mod doctor;
 mod output;
 mod trace;
@@ -31,6 +32,7 @@ mod code {
 pub fn main() -> ExitCode {
     let args = Args::try_parse().unwrap_or_else(|error| refuse(error));
     let result = match &args.verb {
+        Some(Verb::Diff(args)) => diff::run(args),
         Some(Verb::Doctor(args)) => doctor::run(args),
         _ => trace::run(&args),
     };

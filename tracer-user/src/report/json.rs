@@ -23,7 +23,7 @@ pub fn write_json(
         process.sites.iter_mut().for_each(|site| mark(&mut site.frames));
         process.failures.iter_mut().for_each(|failure| mark(&mut failure.frames));
     }
-    writeln!(out, "{}", ascii_where_dangerous(&serde_json::to_string_pretty(&shown)?))
+    writeln!(out, "{}", escape(&serde_json::to_string_pretty(&shown)?))
 }
 
 /// Says of each frame whether other formats leave it out.
@@ -34,7 +34,7 @@ fn mark(frames: &mut [Frame]) {
 
 /// JSON may hold raw what a terminal obeys (C1 controls, changes of direction). Such characters can
 /// only be inside of strings, where `\u` means the same to a parser.
-fn ascii_where_dangerous(json: &str) -> String {
+pub(super) fn escape(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for character in json.chars() {
         if character == '\n' || !is_dangerous(character) {

@@ -2,6 +2,7 @@
 //! immutable snapshot to a writer, and its output depends on nothing else. Single events to lines of
 //! JSON likewise.
 
+mod diff;
 mod events;
 mod flamegraph;
 mod fold;
@@ -13,6 +14,7 @@ mod sanitize;
 mod text;
 
 pub use self::{
+    diff::{Change, Difference, Report, ReportError, compare, write_diff, write_diff_json},
     events::write_event,
     flamegraph::write_flamegraph,
     folded::write_folded,
