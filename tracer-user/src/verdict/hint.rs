@@ -62,7 +62,7 @@ fn kind(subject: &Subject<'_>) -> Option<HintKind> {
     match of_graph {
         true if evaluates(subject.frames) || !subject.trains => Some(HintKind::NoGrad),
         true => Some(HintKind::KeptGraph),
-        false if mentions(subject.frames, &["loss"]) && subject.trains => Some(HintKind::KeptGraph),
+        false if mentions(subject.frames, &["loss"]) => Some(HintKind::KeptGraph),
         false => Some(HintKind::Collection),
     }
 }
